@@ -74,7 +74,7 @@ pub fn file_of(number: u32) -> io::Result<(u64, u64)> {
 /// The caller is not root, there are no loop devices, the file cannot be opened, is not a regular file,
 /// or is another user's.
 pub fn attach(file: &Path, read_only: bool, owner: Option<u32>) -> io::Result<u32> {
-    // A pipe would let it wait.
+    // Otherwise, opening a pipe would wait.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let flags = flags.bits().cast_signed();
     let below = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(file)?;
@@ -112,7 +112,7 @@ pub fn detach(number: u32) -> io::Result<()> {
 fn configure(device: &File, below: &File, file: &Path, read_only: bool) -> Result<(), Errno> {
     let mut info = NO_INFO;
     info.lo_flags = LO_FLAGS_DIRECT_IO as u32 | if read_only { LO_FLAGS_READ_ONLY as u32 } else { 0 };
-    // For lists alone, and cut: /sys has the whole path.
+    // Only for lists, and truncated: /sys has the whole path.
     let name = file.as_os_str().as_encoded_bytes();
     let shown = name.len().min(info.lo_file_name.len() - 1);
     info.lo_file_name[..shown].copy_from_slice(&name[..shown]);

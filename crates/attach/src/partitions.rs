@@ -19,7 +19,7 @@ pub fn reread(device: &Path) -> io::Result<()> {
     let file = File::open(device)?;
     // SAFETY: this command has no argument.
     match unsafe { ioctl(&file, NoArg::<BLKRRPART>::new()) } {
-        // The device can have no partitions.
+        // A device that cannot have partitions gives this error.
         Err(Errno::INVAL) => Ok(()),
         result => Ok(result?),
     }

@@ -18,7 +18,7 @@ use crate::{Cache, Format, OpenError, content::Content, erofs::ErofsFile, holes:
 /// A base's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// The maximum size of a base in bytes: positions in files are signed.
+/// The maximum size of a base in bytes, because positions in files are signed.
 const MOST_BYTES: u64 = i64::MAX as u64 - SECTOR_BYTES;
 
 /// Options for opening a base. Change fields of [`Options::default`].
@@ -67,7 +67,7 @@ impl Base {
         Self::of(storage, path, options, cache, log)
     }
 
-    /// As [`open`](Self::open), for a storage that users call `name`: a path or a URL.
+    /// Like [`open`](Self::open), for a storage that users call `name`: a path or a URL.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -306,7 +306,7 @@ impl BlockDevice for Base {
             each(Extent { len_bytes: padding_bytes, hole: false, zero: true });
             return Ok(());
         }
-        // A sector has one status, so the padding has that of the content's last byte.
+        // A sector has one status, so the padding has the status of the content's last byte.
         let mut left_bytes = stored_bytes;
         let with_padding = &mut |extent: Extent| {
             left_bytes -= extent.len_bytes;

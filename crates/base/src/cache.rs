@@ -14,7 +14,7 @@ pub struct Cache {
     leased: Mutex<Weak<Leased>>,
 }
 
-/// Memory for a cache, lent by its owner.
+/// Memory that its owner lends to a cache.
 pub struct Lease {
     /// The maximum size of the cache, except for a single extent of up to 12 MiB.
     pub limit_bytes: usize,
@@ -22,7 +22,7 @@ pub struct Lease {
     pub held: Box<dyn Any + Send + Sync>,
 }
 
-/// A cache in lent memory. Fields are dropped in order.
+/// A cache in borrowed memory. Fields are dropped in order.
 pub(crate) struct Leased {
     pub(crate) clusters: ClusterCache,
     _held: Box<dyn Any + Send + Sync>,

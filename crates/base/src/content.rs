@@ -9,13 +9,13 @@ pub(crate) trait Content: Send + Sync {
     /// Returns the length when the base was opened.
     fn len_bytes(&self) -> u64;
 
-    /// As [`Base::table_bytes`](crate::Base::table_bytes).
+    /// Like [`Base::table_bytes`](crate::Base::table_bytes).
     fn table_bytes(&self) -> u64;
 
     /// Fills `buf` from `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
-    /// As [`read`](Self::read), without waiting for storage. Returns how many bytes are filled, from
+    /// Like [`read`](Self::read), without waiting for storage. Returns how many bytes are filled, from
     /// the start of `buf`. An error counts as a wait.
     fn try_read(&self, _offset: u64, _buf: &mut [u8]) -> usize {
         0
@@ -29,7 +29,7 @@ pub(crate) trait Content: Send + Sync {
         }
     }
 
-    /// As [`BlockDevice::read_unit_bytes`](pagefold_disk::BlockDevice::read_unit_bytes).
+    /// Like [`BlockDevice::read_unit_bytes`](pagefold_disk::BlockDevice::read_unit_bytes).
     fn unit_bytes(&self) -> u64 {
         4096
     }
@@ -39,7 +39,7 @@ pub(crate) trait Content: Send + Sync {
         0
     }
 
-    /// As [`BlockDevice::extents`](pagefold_disk::BlockDevice::extents).
+    /// Like [`BlockDevice::extents`](pagefold_disk::BlockDevice::extents).
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
 }
 

@@ -209,7 +209,8 @@ impl Qcow2 {
             return Err(unfit(&format!("{why}: {}", conversion(path))));
         }
         let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
-        // imago allocates as many as the header claims, and reports all other errors in it.
+        // Checked here because imago allocates as many entries as the header claims. It reports all
+        // other errors in the header.
         if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
             return Err(unfit(&format!(
                 "the image is damaged: its L1 table is outside the file, which ends at byte {file_bytes}"
@@ -241,7 +242,7 @@ impl Qcow2 {
                 return Ok(holes);
             }
             let (mapping, len) = self.mapping(at, size - at)?;
-            // The place of everything else was checked.
+            // All other places were checked when the image was opened.
             if let Mapping::Zero { .. } = mapping {
                 holes.add(at..at + len);
             }

@@ -56,7 +56,7 @@ impl Content for Raw {
         if self.reads.read_all_at(&mut parts).is_ok() {
             return;
         }
-        // One by one, because only some of the reads may fail.
+        // Each is read by itself, because only some may fail.
         for read in reads {
             read.result = self.read(read.offset, read.buf);
         }

@@ -9,7 +9,7 @@ use pagefold_storage::{Location, ReadAt};
 
 use crate::Format;
 
-/// What this program can do with a format.
+/// The kinds of formats, by what this program can do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The bytes of a raw disk: a partition table or a file system.
@@ -52,7 +52,7 @@ pub struct Signature {
     marks: &'static [Mark],
     /// The extensions of such files' names.
     extensions: &'static [&'static str],
-    /// What makes the content accessible. `FILE` and `STEM` stand for the file.
+    /// A command that makes the content accessible. `FILE` and `STEM` stand for the file.
     advice: &'static str,
 }
 
@@ -191,7 +191,7 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a xar archive", kind: Kind::Foreign, extensions: &["xar"],
         marks: &[At(0, b"xar!")], advice: REPACK },
 
-    // Signatures at the start of raw disks. Other raw disks begin with anything.
+    // Signatures at the start of raw disks. Other raw disks may begin with any bytes.
     Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &[],
         marks: &[At(1080, b"\x53\xef")], advice: "" },
     Signature { name: "an XFS file system", kind: Kind::Disk, extensions: &[],
@@ -206,7 +206,7 @@ static SIGNATURES: &[Signature] = &[
         marks: &[At(510, b"\x55\xaa")], advice: "" },
 ];
 
-/// What the names of raw disks end in.
+/// The extensions of raw disks' names.
 const RAW_EXTENSIONS: [&str; 4] = ["raw", "img", "dd", "iso"];
 
 impl Signature {
@@ -261,17 +261,17 @@ impl Signature {
         SIGNATURES.iter().find(|signature| signature.kind == kind)
     }
 
-    /// Returns what a file of the format is, with an article.
+    /// Returns the name of a file of this format, with an article.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Returns what the format is for this program.
+    /// Returns the kind of the format.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Returns what makes the content of the file at `path` accessible, with the command.
+    /// Returns advice with the command that makes the content of the file at `path` accessible.
     pub fn advice(&self, path: &Path) -> String {
         advice(self.advice, path)
     }
@@ -288,7 +288,8 @@ impl Signature {
         format!("its name is that of {name}, but its content is not: --format {raw} takes its bytes as they are")
     }
 
-    /// Returns what the file at `path` is, and what makes its content accessible.
+    /// Returns a description of the file at `path`, and the command that makes its content
+    /// accessible.
     pub fn described(&self, path: &Path) -> String {
         match self.advice {
             "" => self.name.to_owned(),
@@ -325,7 +326,8 @@ pub fn is_named_raw(path: &Path) -> bool {
     extension(path).is_some_and(is)
 }
 
-/// Returns what follows the last dot in a file's name. A URL's query is not in the name.
+/// Returns the extension of a file's name: the part after the last dot. A URL's query is not in the
+/// name.
 fn extension(path: &Path) -> Option<&OsStr> {
     match Location::of(path) {
         Location::File(path) => path.extension(),

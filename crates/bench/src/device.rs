@@ -165,8 +165,8 @@ fn measure(
     Ok(())
 }
 
-/// Puts the speed of many threads over that of the fewest, for each thread more: 1 if threads do not
-/// hinder each other.
+/// Outputs the speed of many threads divided by that of the fewest, and by the factor of threads: 1
+/// if threads do not hinder each other.
 fn scaling(bests: &Bests, threads: &BTreeSet<usize>, output: &mut Output) {
     let Some(&first) = threads.first() else { return };
     for ((subject, pattern), speeds) in bests {

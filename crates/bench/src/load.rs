@@ -67,7 +67,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Makes one of a thread that only wrote or only read.
+    /// Makes the result of a thread that only wrote or only read.
     pub(crate) fn of(wrote: bool, pages: u64) -> Self {
         let (read_pages, written_pages) = if wrote { (0, pages) } else { (pages, 0) };
         Self { read_pages, written_pages, ..Self::default() }

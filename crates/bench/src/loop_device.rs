@@ -20,7 +20,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // It goes with the machine at the latest.
+        // A device that cannot be detached stays until the machine restarts.
         let _ = loop_device::detach(self.0);
     }
 }

@@ -8,8 +8,8 @@ use pagefold_store::Pool;
 
 use crate::machine::anonymous_bytes;
 
-/// Share of the dropped disks' memory that may remain, and in addition what the C library may keep
-/// of its heap, see [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).
+/// Share of the dropped disks' memory that may remain, and the memory that the C library may keep
+/// of its heap in addition, see [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).
 const LEFT_SHARE: f64 = 0.02;
 const KEPT_BYTES: f64 = (4 << 20) as f64;
 

@@ -7,7 +7,7 @@ use pagefold_store::{Disk, Error, Pool, PoolConfig};
 
 use crate::load::{Slots, Stored};
 
-/// To be called at the start of a bench that reads the process's memory.
+/// Called at the start of a bench that reads the process's memory.
 pub(crate) use pagefold_store::keep_no_large_blocks;
 
 /// The name of the product's store in figures of memory, after its memory layout.
@@ -38,7 +38,7 @@ impl Product {
         Self::with(slots, PoolConfig::default().codec(codec).memory_limit(limit_bytes))
     }
 
-    /// Makes one whose pool is in a file in memory.
+    /// Makes a disk whose pool is in a file in memory.
     pub(crate) fn kept_in(slots: u64, codec: Arc<dyn Codec>, file: File) -> anyhow::Result<Self> {
         Self::with(slots, PoolConfig::default().codec(codec).kept_in(file))
     }

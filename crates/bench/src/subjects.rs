@@ -1,4 +1,4 @@
-//! What the store's benches compare it with: the published store, the kernel's zram, and a bare
+//! The subjects that the store is compared with: the published store, the kernel's zram, and a bare
 //! codec.
 
 use std::{
@@ -159,7 +159,7 @@ impl Drop for Zram {
 }
 
 impl Stored for Zram {
-    /// Neither includes the kernel's table.
+    /// Neither figure includes the kernel's table.
     fn bytes(&self) -> anyhow::Result<(u64, u64)> {
         let stat = fs::read_to_string(format!("{ZRAM}/mm_stat"))?;
         let figures: Vec<u64> = stat.split_whitespace().map_while(|figure| figure.parse().ok()).collect();

@@ -9,8 +9,9 @@ pub(crate) fn missing() -> Option<&'static str> {
     Command::new("valgrind").arg("--version").output().is_err().then_some("valgrind is not installed")
 }
 
-/// Returns what counts depend on, apart from the source: the compiler, and the processor's instruction
-/// sets, which codecs and the C library detect at run time. Valgrind supports AVX2 at most.
+/// Returns the environment on which counts depend, apart from the source: the compiler, and the
+/// processor's instruction sets, which codecs and the C library detect at run time. Valgrind
+/// supports AVX2 at most.
 pub(crate) fn made_with() -> String {
     let rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output();
     let rustc = rustc.map_or_else(

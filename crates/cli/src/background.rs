@@ -51,8 +51,8 @@ pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
     thread::Builder::new().spawn(pass_on).context("cannot start a thread")?;
     let mut said = Vec::new();
     let is_ready = out.is_some_and(|mut out| out.read_to_end(&mut said).is_ok()) && said == READY;
-    // Nothing is ever sent: this returns when the messages end. A program that the second process
-    // has started may keep the pipe open.
+    // Nothing is sent: this returns when the messages end. It has a timeout because a program that
+    // the second process has started may keep the pipe open.
     let _ = all_passed_on.recv_timeout(LAST_WORDS);
     if is_ready {
         return Ok(ExitCode::SUCCESS);
@@ -86,7 +86,7 @@ pub(crate) fn wait_for_adoption(second: u32) {
     }
 }
 
-/// To be called first in the second process.
+/// Called first in the second process.
 pub(crate) fn name() -> anyhow::Result<()> {
     rustix::thread::set_name(NAME).context("cannot set the name of the process")
 }
@@ -104,7 +104,7 @@ pub(crate) fn leave_session() -> anyhow::Result<()> {
 
 fn new_session() -> io::Result<()> {
     match rustix::process::setsid() {
-        // This process leads a session already.
+        // Fails if this process leads a session already.
         Err(_) if rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid()) => Ok(()),
         result => Ok(result.map(drop)?),
     }
@@ -120,6 +120,6 @@ fn leave_terminal() -> io::Result<()> {
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
-    // Writing fails if the first process is gone.
+    // Fails only if the first process is gone.
     said
 }

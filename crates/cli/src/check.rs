@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     print_warnings(path, &found.report.warnings, found.report.more_warnings);
     if args.json {
         match found.print_json(path) {
-            // The reader has gone away, but problems were found.
+            // The reader of the output is gone, but problems were found.
             Err(error) if found.is_nothing() || !is_closed(&error) => return Err(error),
             _ if found.is_nothing() => return Ok(()),
             _ => bail!("{}", found.verdict(file)),

@@ -178,7 +178,7 @@ fn in_target(directory: &Path, path: &[u8]) -> String {
     }
 }
 
-/// Says what was left out; nothing if nothing was.
+/// Describes what was left out; empty if nothing was.
 fn left_out(left_out: &LeftOut, with_owners: bool) -> String {
     let LeftOut { xattrs, more_xattrs, devices, owners, .. } = left_out;
     let mut parts = Vec::new();

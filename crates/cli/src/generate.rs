@@ -52,7 +52,7 @@ pub(crate) fn man(args: &ManArgs, pagefold: clap::Command) -> anyhow::Result<()>
                 let path = folder.join(Man::new(command.clone()).get_filename());
                 NewFile::at(&path, Written::ManualPage, args.force, &Inputs::default())
             };
-            // All are checked before the first is replaced.
+            // All files are checked before the first is replaced.
             let places = commands.iter().map(place).collect::<pagefold_output::Result<Vec<_>>>()?;
             for (command, place) in commands.into_iter().zip(places) {
                 let draft = place.make_guarded_draft(&remove_on_signals)?;

@@ -137,7 +137,7 @@ impl ImageArgs {
 /// Checks that there is an image at `offset` of the storage of this name.
 ///
 /// # Errors
-/// They name well-known formats, and places where an image may be.
+/// The messages name well-known formats, and places where an image may be.
 pub(crate) fn check(path: &Path, storage: &dyn Storage, offset: u64) -> anyhow::Result<()> {
     let shown = || pagefold_storage::shown(path);
     let len = storage.len_bytes().with_context(shown)?;
@@ -154,7 +154,7 @@ pub(crate) fn check(path: &Path, storage: &dyn Storage, offset: u64) -> anyhow::
         None => format!("no EROFS magic number at byte {}", offset.saturating_add(1024)),
     };
     let joint = if found.is_some() { ';' } else { ':' };
-    // The content of other files is not that of a disk.
+    // Other files are not searched: their content is not a disk's.
     let is_disk = found.is_none_or(|found| matches!(found.kind(), Kind::Disk));
     let is_file = !Location::of(path).is_url();
     let places = if is_disk && is_file { places::found(storage, offset, len) } else { Vec::new() };

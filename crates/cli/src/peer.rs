@@ -82,7 +82,7 @@ impl Peer {
         self.connect_within(NO_SIGN)
     }
 
-    /// The same, but without waiting for a server of which there is no sign.
+    /// Like `connect`, but without waiting for a server of which there is no sign.
     pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
         self.connect_within(Duration::ZERO)
     }
@@ -116,7 +116,7 @@ fn is_claimed(directory: &Path) -> bool {
 fn with_advice(error: ClientError, is_starting: bool) -> anyhow::Error {
     let advice = match &error {
         ClientError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-            "only the user of the server there and root may manage it"
+            "only root and the user of that server may manage it"
         }
         ClientError::Connect { .. } if is_starting => {
             "the server that uses this directory is still starting, or its control socket is elsewhere (--control)"

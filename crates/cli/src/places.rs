@@ -34,7 +34,7 @@ pub(crate) fn found(file: &dyn ReadAt, offset: u64, len_bytes: u64) -> Vec<Place
     places
 }
 
-/// Returns what to do, after an error's text.
+/// Returns advice to append to an error's text.
 pub(crate) fn advice(places: &[Place]) -> String {
     const MOST_NAMED: usize = 3;
     let Some(first) = places.first() else { return String::new() };

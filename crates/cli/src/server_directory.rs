@@ -200,7 +200,7 @@ impl ServerDirectory {
         writeln!(self.lock, "{}", std::process::id())
     }
 
-    /// Returns another descriptor of the lock, which another process keeps locked with it.
+    /// Returns another descriptor of the lock, with which another process keeps it locked.
     pub(crate) fn lock_file(&self) -> io::Result<File> {
         self.lock.try_clone()
     }

@@ -16,7 +16,7 @@ pub(crate) fn catch() -> io::Result<Signals> {
     Signals::new([SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
 }
 
-/// Caught signals, of which some may have been seen before they can be handled.
+/// Caught signals. Some may be looked at before they are handled.
 pub(crate) struct Caught {
     signals: Signals,
     seen: Vec<i32>,
@@ -28,8 +28,7 @@ impl Caught {
         Ok(Self { signals: catch()?, seen: Vec::new() })
     }
 
-    /// Returns the name of a received signal that ends the program, if any. All received signals
-    /// can still be handled.
+    /// Returns the name of a received signal that ends the program, if any, without handling it.
     pub(crate) fn ending(&mut self) -> Option<&'static str> {
         self.seen.extend(self.signals.pending());
         self.seen.iter().copied().map(name).find(|name| *name != "SIGHUP")

@@ -68,7 +68,7 @@ pub(crate) fn open(name: &Path, _remote: &RemoteArgs) -> io::Result<Arc<dyn Stor
     pagefold_storage::open(name)
 }
 
-/// Returns paths that mean the same in all directories.
+/// Returns absolute paths, and URLs as they are.
 pub(crate) fn absolute_all(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let absolute = |path: &PathBuf| pagefold_storage::absolute(path).with_context(|| pagefold_storage::shown(path));
     paths.iter().map(absolute).collect()

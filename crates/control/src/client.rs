@@ -45,7 +45,7 @@ pub enum ClientError {
         /// Program version of the server.
         version: String,
     },
-    /// The listening program is not a pagefold server.
+    /// The program that listens is not a pagefold server.
     #[error("not a pagefold server: {0}")]
     Foreign(String),
     /// The connection broke, or no answer arrived in time.
@@ -114,7 +114,7 @@ impl Client {
         self.call_with(command, None)
     }
 
-    /// As [`call`](Self::call), with a file that the command needs.
+    /// Like [`call`](Self::call), with a file that the command needs.
     pub fn call_with<T: DeserializeOwned>(
         &mut self,
         command: &Command,

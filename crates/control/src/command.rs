@@ -90,7 +90,7 @@ pub enum Command {
         /// The new maximum, at least 1.
         connections: u64,
     },
-    /// Sets what all clients of a disk together may take of the server.
+    /// Sets the quota of all clients of a disk together.
     Quota(Quota),
     /// Frees the memory in the holes of the disks' storage.
     Compact {
@@ -116,11 +116,12 @@ pub enum Command {
     ServeDevice(NewDevice),
     /// Returns why no further devices of that driver should be made.
     DeviceFault {
-        /// Sets it: what has gone wrong.
+        /// A new reason to record: what has gone wrong.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<String>,
     },
-    /// Lets no request of a block device wait for room, so that the kernel can end it.
+    /// Makes requests of a block device fail rather than wait for room, so that the kernel can end
+    /// the device.
     EndDevice {
         /// The device's path, or that of the file below a loop device.
         device: String,
@@ -135,11 +136,11 @@ pub enum Command {
         /// Size of the disks that it fits, a multiple of 512 and not 0.
         size_bytes: u64,
     },
-    /// Makes such an export a disk's.
+    /// Binds such an export to a disk.
     BindSpare(BindSpare),
     /// Hands everything over to another server, one of whose sockets comes with the request.
     TakeOver {
-        /// Whether the other one reads the pool while this one serves.
+        /// Whether the other server can read the pool while this one serves.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         ahead: bool,
     },
@@ -281,7 +282,7 @@ pub struct NewDevice {
     pub depth: u16,
 }
 
-/// An export that becomes a disk's.
+/// An export to bind to a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BindSpare {

@@ -77,7 +77,7 @@ pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     answer
 }
 
-/// What a connection holds.
+/// The objects that a connection holds.
 pub(crate) struct Holding<'a> {
     /// Objects that live as long as the connection.
     pub(crate) held: &'a mut Vec<Held>,
@@ -131,7 +131,7 @@ pub(crate) fn answer_in_parts(
     parts.end()
 }
 
-/// Returns the id, and the command if there is a valid one.
+/// Returns the id, and the command if it is valid.
 fn parse(line: &[u8]) -> (Value, Result<Command, Failure>) {
     match serde_json::from_slice::<Fields>(line) {
         Err(error) => (Value::Null, Err(Failure::new(Code::InvalidRequest, format!("not a JSON object: {error}")))),

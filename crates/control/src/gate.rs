@@ -41,7 +41,7 @@ impl Gate {
         Some(Inside(self))
     }
 
-    /// Lets nothing pass until the result is dropped. Returns `None` if running commands do not end
+    /// Closes the gate until the result is dropped. Returns `None` if running commands do not end
     /// within `patience`, or if the gate is paused already.
     pub(crate) fn pause(self: &Arc<Self>, patience: Duration) -> Option<Pause> {
         let mut state = self.lock();
@@ -76,7 +76,7 @@ impl Drop for Inside<'_> {
 pub struct Pause(Arc<Gate>);
 
 impl Pause {
-    /// Never lets them continue: another server continues.
+    /// Keeps the gate closed permanently: another server continues.
     pub fn give_away(self) {
         self.0.close();
     }

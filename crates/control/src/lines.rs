@@ -53,9 +53,9 @@ pub(crate) struct Bounds {
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     bytes: Vec<u8>,
-    /// The last file that came with them.
+    /// The last file that arrived with the data.
     passed: Option<OwnedFd>,
-    /// The sender of the last bytes, if the socket asks the kernel for it.
+    /// The sender of the last bytes, if the socket requests it from the kernel.
     sender: Option<Uid>,
 }
 
@@ -103,7 +103,7 @@ impl Lines {
         self.passed.take()
     }
 
-    /// Returns the user who sent the last bytes, if the socket asks the kernel for it.
+    /// Returns the user who sent the last bytes, if the socket requests it from the kernel.
     pub(crate) fn sender(&self) -> Option<Uid> {
         self.sender
     }
@@ -131,7 +131,7 @@ pub(crate) fn send(stream: &UnixStream, line: &str, time: Duration) -> io::Resul
     sending.part("\n")
 }
 
-/// As [`send`], with a file.
+/// Like [`send`], with a file.
 pub(crate) fn send_with(stream: &UnixStream, line: &str, file: BorrowedFd<'_>, time: Duration) -> io::Result<()> {
     let sending = Sending::begin(stream, time);
     stream.set_write_timeout(Some(time))?;

@@ -78,7 +78,7 @@ pub trait Manage: Send + Sync {
     /// Sets the maximum number of NBD connections, at least 1. Connections above it continue.
     fn limit_connections(&self, connections: u64) -> Result<LimitedConnections, Failure>;
 
-    /// Sets what all clients of a disk together may take of the server. Connected clients stay.
+    /// Sets the quota of all clients of a disk together. Connected clients stay.
     fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure>;
 
     /// Frees the memory in the holes of the disks' storage, for at most about `time`.
@@ -95,17 +95,17 @@ pub trait Manage: Send + Sync {
     /// returns.
     fn serve_device(&self, device: &NewDevice, file: OwnedFd) -> Result<DiskRecord, Failure>;
 
-    /// Returns why no further such devices should be made; with `why`, sets it first.
+    /// Returns why no further ublk devices should be made, after setting it to `why` if given.
     fn device_fault(&self, why: Option<String>) -> DeviceFault;
 
-    /// Lets no request of a block device, or of a disk's file, wait for room, and closes the
-    /// connections of the process that has connected it.
+    /// Makes requests of a block device or of a disk's file fail rather than wait for room, and
+    /// closes the connections of the process that has connected the device.
     fn end_device(&self, device: &str, pid: Option<u32>) -> DeviceEnding;
 
-    /// Makes an export that is not yet a disk's. It ends with its last connection.
+    /// Creates an export without a disk. It ends with its last connection.
     fn spare(&self, size_bytes: u64) -> Result<SpareRecord, Failure>;
 
-    /// Makes such an export a disk's.
+    /// Binds such an export to a disk.
     fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
 
     /// Hands everything over to the server at the other end of a socket, which continues with it.

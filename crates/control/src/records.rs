@@ -98,25 +98,25 @@ pub struct Listing {
 /// Whether the kernel's ublk driver can be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFault {
-    /// What has gone wrong with it; `None` if nothing has.
+    /// What has gone wrong with the driver; `None` if nothing has.
     pub why: Option<String>,
 }
 
 /// Whether a block device is about to end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceEnding {
-    /// Whether the server serves it.
+    /// Whether the server serves the device.
     pub served: bool,
 }
 
-/// An export that is not yet a disk's.
+/// An export without a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpareRecord {
     /// Its name.
     pub export: String,
 }
 
-/// A server that hands everything over.
+/// The server that hands everything over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandingOver {
     /// Its process.
@@ -138,7 +138,7 @@ pub struct DiskStat {
     /// Kind of disk.
     #[serde(default)]
     pub kind: DiskKind,
-    /// Figures of its data and memory, which a base does not have, and of what its clients have done.
+    /// Figures of its data and memory, except for a base, and of its clients' requests.
     pub figures: Figures,
 }
 
@@ -333,7 +333,7 @@ pub enum Stored {
     BaseZeros,
 }
 
-/// What a server that stops waits for.
+/// The requests that a stopping server waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopping {
     /// Disks that are working on requests.

@@ -29,7 +29,7 @@ use crate::{
     lines::{Bounds, LineError, Lines, Sending, send},
 };
 
-/// Version of the protocol. It changes when existing programs would no longer work.
+/// Version of the protocol, which changes only if existing programs would otherwise fail.
 pub(crate) const PROTOCOL: u64 = 1;
 
 /// How long a new client waits for the end of a client that is closed to make room.
@@ -154,8 +154,8 @@ impl Server {
 }
 
 impl ServerHandle {
-    /// Lets commands in progress end and no further one begin, nor clients connect, until the result is
-    /// dropped. Returns `None` if they have not ended within `patience`.
+    /// Waits until commands in progress end. Until the result is dropped, no further command begins
+    /// and no client connects. Returns `None` if commands have not ended within `patience`.
     pub fn pause(&self, patience: Duration) -> Option<Pause> {
         self.0.gate.pause(patience)
     }
@@ -163,7 +163,7 @@ impl ServerHandle {
     /// Asks the server to stop and returns immediately.
     pub fn stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
-        // This can fail only after 2^64 calls.
+        // Fails only after 2^64 calls.
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
 }

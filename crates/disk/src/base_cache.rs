@@ -1,7 +1,7 @@
 //! The pages of bases that a pool keeps compressed.
 //!
-//! A read of one page of a compressed base decodes a whole cluster. The pages of a cluster that was
-//! decoded are therefore kept, each compressed by itself, in a clean disk of the pool.
+//! A read of one page of a compressed base decodes a whole cluster. So the pages of a decoded
+//! cluster are kept in a clean disk of the pool, each compressed by itself.
 //!
 //! ```text
 //! unit     an aligned range of the length of the base's clusters, up to 256 KiB
@@ -54,8 +54,8 @@ const KEPT: u8 = 2;
 const USED: u8 = 4;
 const BUSY: u8 = 8;
 
-/// The pages of bases that a pool keeps compressed: those that were read, as long as disks do not
-/// need the room. Clones are the same cache. A pool has at most one.
+/// The cache of a pool: pages of bases that were read, kept compressed as long as disks do not need
+/// the room. Clones are the same cache. A pool has at most one.
 #[derive(Clone, Debug)]
 pub struct BaseCache(Arc<Shared>);
 
@@ -73,7 +73,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Bases {
     all: Vec<Weak<KeptPages>>,
-    /// The base in which the hand is.
+    /// The base that the hand points into.
     hand: usize,
 }
 
@@ -183,7 +183,7 @@ impl Bases {
     /// Discards the next unit that was not read since the hand passed it. Returns the number of
     /// pages discarded; 0 if nothing is kept.
     fn evict(&mut self) -> u64 {
-        // In the second round, all units are unused, unless they are being read.
+        // In the second round, no unit is marked as read, unless it is being read.
         for turn in 0..=2 * self.all.len() {
             self.hand %= self.all.len().max(1);
             let Some(base) = self.all.get(self.hand).and_then(Weak::upgrade) else {
@@ -258,7 +258,7 @@ impl KeptPages {
     }
 
     /// Returns how many of `len` bytes from `offset` on to read together: those before the next
-    /// kept unit. The byte at `offset` is not in a kept unit.
+    /// kept unit. The byte at `offset` must not be in a kept unit.
     pub(crate) fn missing(&self, offset: u64, len: usize) -> usize {
         let end = offset + len as u64;
         let mut at = self.unit_end(offset);
@@ -295,7 +295,7 @@ impl KeptPages {
             return None;
         }
         let filling = Filling { kept: self, number, state };
-        // Another thread may have kept it since.
+        // Another thread may have kept the unit since.
         (state.load(Relaxed) & KEPT == 0).then_some(filling)
     }
 
@@ -349,7 +349,7 @@ impl Filling<'_> {
         (start, self.kept.unit_bytes.min(self.kept.size_bytes - start) as usize)
     }
 
-    /// Keeps the unit's pages if the pool has room for all of them. `bytes` are the unit's.
+    /// Keeps the unit's pages, which `bytes` contains, if the pool has room for all of them.
     pub(crate) fn keep(self, bytes: &[u8]) {
         let slots = self.kept.slots(self.number);
         let (pages, end) = bytes.as_chunks::<PAGE_SIZE>();

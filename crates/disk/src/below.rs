@@ -35,7 +35,7 @@ const LARGE_PAGES: usize = 8;
 const MISSES: u32 = 4;
 const SELDOM: u32 = 16;
 
-/// The maximum number of units to be kept that one call reads, which holds their content.
+/// The maximum number of units that one call reads to keep them, because it holds their content.
 const UNITS_TOGETHER: usize = 16;
 
 /// A base, digests of its pages, and kept pages. All disks over the base share it.
@@ -70,7 +70,7 @@ impl Below {
         &self.device
     }
 
-    /// Splits `buf`, which is read from `offset`, at the base's end.
+    /// Splits `buf`, which is to be filled from `offset`, at the base's end.
     fn split<'a>(&self, offset: u64, buf: &'a mut [u8]) -> (&'a mut [u8], &'a mut [u8]) {
         buf.split_at_mut(self.device.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize)
     }
@@ -85,7 +85,7 @@ impl Below {
         }
     }
 
-    /// As [`read`](Self::read), without waiting for storage: returns how many bytes of `buf` are
+    /// Like [`read`](Self::read), without waiting for storage: returns how many bytes of `buf` are
     /// filled.
     pub(crate) fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let len = buf.len();
@@ -98,7 +98,7 @@ impl Below {
         Ok(len)
     }
 
-    /// As `try_read`, for a range within the base.
+    /// Like `try_read`, for a range within the base.
     fn try_read_held(&self, offset: u64, held: &mut [u8]) -> Result<usize, Error> {
         let mut done = 0;
         while done < held.len() {
@@ -193,10 +193,10 @@ impl Below {
         }
     }
 
-    /// As [`read_kept`](Self::read_kept) for several reads; reads of one unit share it.
+    /// Like [`read_kept`](Self::read_kept) for several reads; reads of one unit share it.
     fn read_kept_together(&self, kept: &KeptPages, reads: &mut [Read<'_>]) {
         let mut missing: Vec<Read<'_>> = Vec::with_capacity(reads.len());
-        // The number and the range of the read that each of them is a part of.
+        // For each of them, the number and the range of the read that it belongs to.
         let mut owners = Vec::with_capacity(reads.len());
         for (number, Read { offset, buf, result }) in reads.iter_mut().enumerate() {
             let whole = *offset..*offset + buf.len() as u64;
@@ -229,7 +229,7 @@ impl Below {
         }
     }
 
-    /// Reads and keeps units, fills what is wanted of each, and runs the `plain` reads. Returns the
+    /// Reads and keeps units, fills the requested parts, and runs the `plain` reads. Returns the
     /// results of all reads, by their numbers.
     fn fetch_together<'a>(
         &self,
@@ -293,7 +293,7 @@ impl Below {
         self.read(number * PAGE_BYTES, &mut below).is_ok() && below == *page
     }
 
-    /// As `equals`, without waiting for storage; `None` if the answer needs storage.
+    /// Like `equals`, without waiting for storage; `None` if the answer needs storage.
     fn try_equals(&self, number: u64, page: &Page) -> Option<bool> {
         let mut below = [0; PAGE_SIZE];
         match self.try_read(number * PAGE_BYTES, &mut below) {
@@ -334,7 +334,7 @@ impl Comparing<'_> {
         is_equal
     }
 
-    /// As `is_equal`, without waiting for storage; `None` if the answer needs storage.
+    /// Like `is_equal`, without waiting for storage; `None` if the answer needs storage.
     pub(crate) fn try_is_equal(&mut self, number: u64, page: &Page) -> Option<bool> {
         let is_equal = if self.may_equal(number, page) { self.below.try_equals(number, page)? } else { false };
         self.found |= is_equal;

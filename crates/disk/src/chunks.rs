@@ -1,4 +1,4 @@
-//! Small values, one for each part of a base, in memory that is taken as they are needed.
+//! Small values, one for each part of a base, whose memory is taken when they are first needed.
 
 use std::sync::{
     OnceLock,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Parts, of which each thread uses one.
+/// The number of parts. Each thread uses one.
 const PARTS: usize = 16;
 
 /// A sum in parts, each in cache lines of its own.

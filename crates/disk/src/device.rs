@@ -80,7 +80,7 @@ impl Error {
     }
 }
 
-/// One of several reads that a device gets together.
+/// One of several reads that a device receives together.
 #[derive(Debug)]
 pub struct Read<'a> {
     /// The first byte to be read.
@@ -133,7 +133,7 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
-    /// Returns where a change that fails with [`Error::NoSpace`] may wait for room and then be
+    /// Returns the queue in which a change that fails with [`Error::NoSpace`] waits for room to be
     /// retried, or `None` if it should fail.
     fn waits(&self) -> Option<&Arc<Waits>> {
         None
@@ -142,7 +142,7 @@ pub trait BlockDevice: Send + Sync {
     /// Fills `buf` from `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
-    /// As [`read`](Self::read), but does not wait for storage. Fills `buf` from its start, and
+    /// Like [`read`](Self::read), but does not wait for storage. Fills `buf` from its start, and
     /// returns how many bytes are filled. The rest of `buf` is then unspecified.
     fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         if self.may_block() {
@@ -167,7 +167,7 @@ pub trait BlockDevice: Send + Sync {
     /// Writes `buf` at `offset`.
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error>;
 
-    /// As [`write`](Self::write), but does not wait for storage. Writes the start of `buf`, and
+    /// Like [`write`](Self::write), but does not wait for storage. Writes the start of `buf`, and
     /// returns how many bytes are written. The rest of the range is unchanged.
     fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
         if self.may_block() {
@@ -180,7 +180,7 @@ pub trait BlockDevice: Send + Sync {
     /// does nothing.
     fn flush(&self) -> Result<(), Error>;
 
-    /// As [`flush`](Self::flush), but does not wait for storage. Returns whether it is done.
+    /// Like [`flush`](Self::flush), but does not wait for storage. Returns whether it is done.
     fn try_flush(&self) -> Result<bool, Error> {
         if self.may_block() {
             return Ok(false);
@@ -192,7 +192,7 @@ pub trait BlockDevice: Send + Sync {
     /// partial pages.
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error>;
 
-    /// As [`discard`](Self::discard), but does not wait for storage. Returns whether it is done; if
+    /// Like [`discard`](Self::discard), but does not wait for storage. Returns whether it is done; if
     /// not, nothing is changed.
     fn try_discard(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
         if self.may_block() {
@@ -204,7 +204,7 @@ pub trait BlockDevice: Send + Sync {
     /// Makes the range read as zeros.
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error>;
 
-    /// As [`write_zeroes`](Self::write_zeroes), but does not wait for storage. Returns whether it is
+    /// Like [`write_zeroes`](Self::write_zeroes), but does not wait for storage. Returns whether it is
     /// done; if not, nothing is changed.
     fn try_write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<bool, Error> {
         if self.may_block() {

@@ -52,7 +52,7 @@ pub fn precopy_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Wr
     precopy.round(&disks, out)
 }
 
-/// As [`export_disks`], after such rounds ([`Precopy::finish`]). Returns the number of bytes written.
+/// Like [`export_disks`], after such rounds ([`Precopy::finish`]). Returns the number of bytes written.
 ///
 /// # Errors
 /// See [`ExportError`].
@@ -75,7 +75,7 @@ pub fn kept_disks(disks: &[&RamDisk]) -> Option<Vec<KeptDisk>> {
     all.collect()
 }
 
-/// Calls `export` with the disks and their notes.
+/// Passes the disks with their notes to `export`.
 fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) -> T) -> T {
     let parts: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept()).collect();
     let notes = notes(disks, &parts);
@@ -87,7 +87,7 @@ fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) ->
 /// Returns the notes of disks.
 fn notes(disks: &[&RamDisk], kept: &[Kept<'_>]) -> Vec<Vec<u8>> {
     let places: HashMap<*const RamDisk, u32> = disks.iter().map(|&disk| ptr::from_ref(disk)).zip(1..).collect();
-    // The first disk over each base.
+    // For each base, the first disk over it.
     let mut belows: HashMap<*const Below, u32> = HashMap::new();
     for (number, Kept { below, .. }) in (1..).zip(kept) {
         if let Some(below) = below {
@@ -184,17 +184,18 @@ impl ImportedDisks {
         &self.pool
     }
 
-    /// Removes what a disk has beyond its end, see [`Salvage::write`](pagefold_store::Salvage::write).
+    /// Removes a disk's content beyond its end, see
+    /// [`Salvage::write`](pagefold_store::Salvage::write).
     ///
     /// # Errors
-    /// There is no memory to record that.
+    /// There is no memory to record the removal.
     pub fn cut(&self, number: usize) -> Result<(), StoreError> {
         self.disks.get(number).map_or(Ok(()), |waiting| waiting.disk.cut())
     }
 
     /// Makes the disks, in the order in which they were exported. `base` is called once for each
-    /// base, and returns what is below the disk of that number and all later disks over the same
-    /// base. Its pages are kept in `cache`, the pool's, as [`RamDisk::over_cached`] does.
+    /// base, with the number of the first disk over it, and returns that base. Its pages are kept
+    /// in `cache`, the pool's, as in [`RamDisk::over_cached`].
     ///
     /// # Errors
     /// Those of `base`.

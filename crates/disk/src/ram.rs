@@ -46,11 +46,11 @@ pub enum NewDiskError {
 pub struct RamDisk {
     disk: Disk,
     below: Option<Arc<Below>>,
-    /// Whether a slot that holds nothing is unchanged since the disk was created.
+    /// Whether slots that hold nothing are unchanged since the disk was created.
     began_empty: bool,
     pool: Pool,
     size_bytes: AtomicU64,
-    /// The largest size that the disk has during a change of its size; otherwise 0.
+    /// While the size changes, the larger of both sizes; otherwise 0.
     coming_bytes: AtomicU64,
     /// Held by the thread that changes the size.
     resizing: Mutex<()>,
@@ -58,7 +58,7 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
-/// The state of a RAM disk besides its store's disk, for other processes.
+/// The state of a RAM disk for other processes, without its store's disk.
 pub(crate) struct Kept<'a> {
     pub(crate) disk: &'a Disk,
     pub(crate) below: Option<&'a Arc<Below>>,
@@ -68,7 +68,7 @@ pub(crate) struct Kept<'a> {
     pub(crate) snapshot_of: Option<*const RamDisk>,
 }
 
-/// Where a range of a disk is read from.
+/// The source of a range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     /// Pages written to the disk, or to the disk that it was forked from.
@@ -139,7 +139,7 @@ impl RamDisk {
         Self::over_with(pool, base, None)
     }
 
-    /// As [`over`](Self::over), and keeps pages of the base in `cache`, the pool's, if reading one
+    /// Like [`over`](Self::over), and keeps pages of the base in `cache`, the pool's, if reading one
     /// costs much more than decoding a page.
     ///
     /// # Errors
@@ -194,12 +194,12 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Returns what is below the disk.
+    /// Returns the base below the disk.
     pub fn base(&self) -> Option<&Arc<dyn BlockDevice>> {
         self.below.as_ref().map(|below| below.device())
     }
 
-    /// Returns what the disk consists of.
+    /// Returns the parts of which the disk consists.
     pub(crate) fn kept(&self) -> Kept<'_> {
         Kept {
             disk: &self.disk,
@@ -210,7 +210,7 @@ impl RamDisk {
         }
     }
 
-    /// Returns the disk's state, with the largest size that it has during a change.
+    /// Returns the disk's state; while its size changes, with the larger of both sizes.
     pub(crate) fn kept_at_least(&self) -> Kept<'_> {
         let kept = self.kept();
         Kept { size_bytes: kept.size_bytes.max(self.coming_bytes.load(Acquire)), ..kept }
@@ -226,7 +226,7 @@ impl RamDisk {
         changed
     }
 
-    /// Creates a disk from a store's disk that has content. For a snapshot, its disk is given.
+    /// Creates a disk from a store's disk with content. `snapshot_of` is the disk of a snapshot.
     pub(crate) fn restored(
         disk: Disk,
         below: Option<Arc<Below>>,
@@ -292,7 +292,7 @@ impl RamDisk {
         if let Some(base) = self.base() {
             let slots = self.disk.slots();
             let like = self.pool.disk_over(slots.max(base.size_bytes().div_ceil(PAGE_BYTES)))?;
-            // Content of the base beyond the disk's end does not come back when the disk grows.
+            // When the disk grows, content of the base beyond its old end stays hidden.
             like.resize(slots)?;
             return Ok(self.disk.become_as(like)?);
         }
@@ -319,7 +319,7 @@ impl RamDisk {
         Ok(())
     }
 
-    /// As [`change`](Self::change), without waiting for storage. Returns whether the page is changed.
+    /// Like [`change`](Self::change), without waiting for storage. Returns whether the page is changed.
     fn try_change(&self, slot: u64, mut change: impl FnMut(&mut [u8; PAGE_SIZE])) -> Result<bool, Error> {
         let Some(below) = &self.below else { return Ok(self.disk.update(slot, change).map(|()| true)?) };
         if !self.disk.update_held(slot, &mut change)? {
@@ -437,7 +437,7 @@ impl RamDisk {
         Ok(more)
     }
 
-    /// As [`extents`](BlockDevice::extents), and reports which extents are the disk's own. The
+    /// Like [`extents`](BlockDevice::extents), and reports which extents are the disk's own. The
     /// range must not be empty and must be within the disk.
     pub fn layered_extents(
         &self,

@@ -56,7 +56,7 @@ impl<T> Work<T> {
         self.wake.notify_one();
     }
 
-    /// As [`push`](Self::push), unless `most` items are queued: then returns the item, for the
+    /// Like [`push`](Self::push), unless `most` items are queued: then returns the item, for the
     /// caller to process.
     pub(crate) fn offer(&self, thing: T, most: usize) -> Option<T> {
         let mut state = self.lock();
@@ -74,7 +74,7 @@ impl<T> Work<T> {
         self.next_of_finder().map(|(thing, _)| thing)
     }
 
-    /// As [`next`](Self::next), for a thread that may find more items while it processes this one.
+    /// Like [`next`](Self::next), for a thread that may find more items while it processes this one.
     pub(crate) fn next_of_finder(&self) -> Option<(T, Finder<'_, T>)> {
         let mut state = self.lock();
         loop {

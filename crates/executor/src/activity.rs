@@ -23,7 +23,7 @@ use std::{
 /// 195 if every request were timed.
 pub const SAMPLED: u64 = 16;
 
-/// What a request asks for.
+/// The operation that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Data.
@@ -77,7 +77,7 @@ pub struct Done {
 pub struct AllDone([Done; Operation::ALL.len()]);
 
 impl AllDone {
-    /// Returns what was done of an operation.
+    /// Returns the counts of an operation.
     pub fn of(&self, operation: Operation) -> Done {
         self.0[operation as usize]
     }
@@ -191,7 +191,7 @@ impl Activity {
 pub(crate) struct Activities {
     /// Each client has a reference to its own as long as it can change it.
     current: Vec<Arc<Activity>>,
-    /// `None` for the many exports that never had a client.
+    /// `None` for exports that never had a client, as most.
     past: Option<Box<AllDone>>,
 }
 
@@ -204,7 +204,7 @@ impl Activities {
         activity
     }
 
-    /// Adds all of another.
+    /// Adds all counts of another.
     pub(crate) fn add(&mut self, other: Self) {
         self.fold();
         if let Some(past) = other.past {
@@ -225,7 +225,7 @@ impl Activities {
         });
     }
 
-    /// Returns what all have done.
+    /// Returns what all clients have done.
     pub(crate) fn done(&mut self) -> AllDone {
         self.fold();
         let mut sum = self.past.as_deref().copied().unwrap_or_default();

@@ -74,7 +74,7 @@ impl SetAside {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of rooms that something waits for.
+    /// Returns the number of rooms for which requests wait.
     #[cfg(test)]
     pub(crate) fn rooms(&self) -> usize {
         self.lock().len()
@@ -133,7 +133,7 @@ impl SetAside {
                     held.push_back(aside);
                     continue;
                 }
-                // A device that panics takes only its own change.
+                // If a device panics, only its own change is lost.
                 match catch_unwind(AssertUnwindSafe(|| aside.retry(seen))) {
                     Ok(Retried::Gone) => gained = true,
                     Ok(Retried::NoRoom(aside)) => {

@@ -159,7 +159,7 @@ impl<B: Keep> Change<B> {
     }
 }
 
-/// The payload of a change that may have to wait.
+/// The payload of a change, which may have to be kept while the change waits.
 pub trait Keep: AsRef<[u8]> + Sized {
     /// Returns a payload that can be kept: this one, or a copy in memory lent by `share`.
     ///

@@ -45,7 +45,7 @@ pub struct ClientLimits {
     pub memory_bytes: usize,
 }
 
-/// A client's minimum memory and its place, released with it.
+/// A client's minimum memory and its place, both released when the client ends.
 type Kept = Box<dyn Send + Sync>;
 
 /// One client of an export: a connection, an open file, a queue. The export is in use while it
@@ -74,7 +74,7 @@ impl Client {
         Self::open_in(executor, export, limits, ())
     }
 
-    /// As `open`, for a client with a place among those of a server, which it holds while it exists.
+    /// Like `open`, for a client with a place among those of a server, which it holds while it exists.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -90,7 +90,8 @@ impl Client {
         Ok(Self::made(executor, access, limits, Some(Box::new((idle, place)))))
     }
 
-    /// As `open`, for a client that another process has served. It gets a place even above the quota.
+    /// Like `open`, for a client taken over from another process. It gets a place even above the
+    /// quota.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -100,7 +101,7 @@ impl Client {
         Ok(Self::made(executor, access, limits, Some(Box::new(idle))))
     }
 
-    /// Creates a client of an export that is open, and whose minimum of memory the caller counts.
+    /// Creates a client of an open export. The caller counts its minimum memory.
     pub fn of_access(executor: &Arc<Executor>, access: Arc<Access>, limits: ClientLimits) -> Arc<Self> {
         Self::made(executor, access, limits, None)
     }
@@ -164,7 +165,7 @@ impl Client {
         Some(Thread { reserved: self.executor.reserve()?, in_progress })
     }
 
-    /// As `reserve`, for a thread with a CPU that is spare.
+    /// Like `reserve`, for a thread with a CPU that is spare.
     pub fn reserve_spare(self: &Arc<Self>) -> Option<Thread> {
         let in_progress = self.try_begin_task()?;
         Some(Thread { reserved: self.executor.reserve_spare()?, in_progress })
@@ -177,7 +178,7 @@ impl Client {
         Some(InProgress(Arc::clone(self)))
     }
 
-    /// Lets a free thread call `work`. See [`Thread::run`].
+    /// Makes a free thread call `work`. See [`Thread::run`].
     ///
     /// # Errors
     /// There is none; returns `work`.
@@ -224,7 +225,7 @@ impl Drop for InProgress {
     }
 }
 
-/// A thread of the executor that is free for a client's work. It counts as one of the client's until
+/// A thread of the executor that is reserved for a client's work, and counts as the client's until
 /// the work is done.
 pub struct Thread {
     reserved: Reserved,
@@ -232,17 +233,18 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Lets the thread call `work`, with its buffers. Its result is dropped once the thread no longer uses the client.
+    /// Makes the thread call `work`, with its buffers. Its result is dropped once the thread no
+    /// longer uses the client.
     pub fn run<R>(self, work: impl FnOnce(&mut Scratch) -> R + Send + 'static) {
         self.run_task(|in_progress| Box::new(Work { work, in_progress }));
     }
 
-    /// Lets the thread run the task that `make` returns. The task keeps the count.
+    /// Makes the thread run the task that `make` returns. The task keeps the count.
     pub fn run_task(self, make: impl FnOnce(InProgress) -> Box<dyn Task>) {
         self.reserved.run(make(self.in_progress));
     }
 
-    /// Lets the thread, and others with a spare CPU, help with the batch that `make` returns. The
+    /// Makes the thread, and others with a spare CPU, help with the batch that `make` returns. The
     /// batch keeps the count of its first helper; others have their own.
     pub fn share<B: Batch + 'static>(self, make: impl FnOnce(InProgress) -> Arc<B>) -> Arc<B> {
         let batch = make(self.in_progress);

@@ -17,13 +17,13 @@ pub enum Failed {
     /// The export was removed (ESHUTDOWN).
     #[error("the export was removed")]
     Removed,
-    /// The client has left, or the server stops, and there is no room yet (ESHUTDOWN).
+    /// The client left or the server stops before there was room (ESHUTDOWN).
     #[error("the client is leaving, and the memory limit is still reached")]
     Ended,
 }
 
 impl Failed {
-    /// Returns the number by which Linux calls the error.
+    /// Returns Linux's number for the error.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Device(error) => error.errno(),

@@ -48,7 +48,7 @@ const IDLE_IF_SHORT: Duration = Duration::from_millis(1);
 /// it sleeps. Waking a thread takes about as long.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// CPUs below which threads never spin.
+/// With fewer CPUs than this, threads never spin.
 const LEAST_SPINNING_CPUS: usize = 4;
 
 /// Work that one thread runs.
@@ -209,26 +209,26 @@ impl Executor {
         Shared::reserve(&self.shared, None)
     }
 
-    /// As `reserve`, for work that is worth handing on only if a CPU is spare.
+    /// Like `reserve`, but only if a CPU is spare: for work that is not worth handing on otherwise.
     pub fn reserve_spare(&self) -> Option<Reserved> {
         let helping = Shared::help(&self.shared)?;
         Shared::reserve(&self.shared, Some(helping))
     }
 }
 
-/// A thread that is free for work. Dropping this lets others have it.
+/// A reserved thread. Dropping this frees it for others.
 pub struct Reserved {
     shared: Arc<Shared>,
     helping: Option<Helping>,
 }
 
 impl Reserved {
-    /// Lets the thread run a task.
+    /// Makes the thread run a task.
     pub fn run(mut self, task: Box<dyn Task>) {
         self.push(|helping| Entry { work: Work::Task(task), helping });
     }
 
-    /// Lets the thread, and others for which a CPU is spare, help with a batch.
+    /// Makes the thread, and others for which a CPU is spare, help with a batch.
     pub fn share(mut self, batch: Arc<dyn Batch>) {
         self.push(|helping| Entry { work: Work::Batch(batch), helping });
     }
@@ -328,7 +328,7 @@ struct Thread {
 
 impl Thread {
     fn work(mut self, mut scratch: Scratch, taken: Taken) {
-        // The thread that started it counts it.
+        // The starting thread has already counted this one.
         self.is_free = true;
         let mut helped = false;
         while let Some(Entry { work, helping }) = self.next(helped) {
@@ -536,7 +536,7 @@ mod tests {
         }
     }
 
-    /// Each helper brings the next, as many as CPUs are spare.
+    /// Each helper calls the next one, until no CPU is spare.
     #[test]
     fn helpers_come_for_spare_cpus() {
         let executor = executor(256, u64::MAX);

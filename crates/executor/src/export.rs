@@ -58,11 +58,11 @@ impl ExportState {
 /// so a removed device lives only as long as its last request.
 pub struct Access {
     device: Mutex<Option<Arc<Device>>>,
-    /// Whether a connection has chosen the export with it.
+    /// Whether a connection that uses this access has chosen the export.
     is_seated: AtomicBool,
     /// The rate of the export's clients.
     pub rate: Arc<RateLimit>,
-    /// What the connection does.
+    /// Counts the connection's requests.
     pub activity: Arc<Activity>,
 }
 
@@ -117,7 +117,7 @@ impl Export {
         self.hidden()
     }
 
-    /// Bounds what its clients may take from the start.
+    /// Sets the quota that its clients have from the start.
     #[must_use]
     pub fn with_quota(self, quota: Quota) -> Self {
         self.set_quota(quota);
@@ -176,13 +176,13 @@ impl Export {
         Some(device.size_bytes())
     }
 
-    /// Returns what its clients may take.
+    /// Returns the quota of its clients.
     pub fn quota(&self) -> Quota {
         lock(&self.state).quota
     }
 
-    /// Sets what its clients may take; returns the previous quota. If more connections exist than a
-    /// smaller number permits, they stay.
+    /// Sets the quota of its clients, and returns the previous one. If more connections exist than
+    /// a smaller number permits, they stay.
     pub fn set_quota(&self, quota: Quota) -> Quota {
         let mut state = lock(&self.state);
         if quota.bytes_per_second != state.quota.bytes_per_second {
@@ -191,8 +191,8 @@ impl Export {
         std::mem::replace(&mut state.quota, quota)
     }
 
-    /// Counts a connection that has chosen the export with `access`. Fails with the number of
-    /// connections that the export may have if it has as many.
+    /// Counts a connection that has chosen the export with `access`. If the export already has as
+    /// many connections as it may have, fails with that number.
     pub fn seat(&self, access: &Access) -> Result<(), usize> {
         let state = lock(&self.state);
         match state.quota.connections.filter(|&most| state.connections() >= most) {
@@ -244,7 +244,7 @@ impl Export {
         lock(&self.state).accesses.iter().any(|own| own.as_ptr() == Arc::as_ptr(access))
     }
 
-    /// Returns what its clients have done since it was added.
+    /// Returns the counts of its clients' requests since it was added.
     pub fn done(&self) -> AllDone {
         lock(&self.state).activities.done()
     }
@@ -259,7 +259,7 @@ impl Export {
         lock(&self.state).device.as_ref().is_some_and(|device| device.knows_changes())
     }
 
-    /// Keeps later clients from the export. Also returns what its clients do.
+    /// Keeps later clients from the export. Also returns its clients' activities.
     pub(crate) fn leave(&self) -> (Left, Activities) {
         let mut state = lock(&self.state);
         let left = Left { device: state.device.take(), accesses: std::mem::take(&mut state.accesses) };

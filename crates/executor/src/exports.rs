@@ -79,11 +79,11 @@ impl Exports {
         Self::add_to(table, export, number)
     }
 
-    /// Adds an export with this number, which no other one may ever have had. Later ones get higher
+    /// Adds an export with this number, which no export may have had before. Later ones get higher
     /// numbers.
     ///
     /// # Errors
-    /// As [`add`](Self::add), and [`ExportError::Number`].
+    /// Those of [`add`](Self::add), and [`ExportError::Number`].
     pub fn add_numbered(&self, export: Export, number: u64) -> Result<(), ExportError> {
         let table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if number == u64::MAX || table.by_age.contains_key(&number) {
@@ -187,7 +187,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Returns what clients of all exports have done, also of those that were removed.
+    /// Returns the counts of all clients' requests, including those to removed exports.
     pub fn done(&self) -> AllDone {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let mut sum = table.removed.lock().done();

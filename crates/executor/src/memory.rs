@@ -333,7 +333,7 @@ mod tests {
 
     const PIECE: usize = 64 << 10;
 
-    /// An account with room for `limit_bytes`.
+    /// An account of `limit_bytes`.
     #[derive(Default)]
     struct Narrow {
         limit_bytes: u64,

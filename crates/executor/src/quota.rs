@@ -19,7 +19,7 @@ pub struct Quota {
     pub bytes_per_second: Option<u64>,
 }
 
-/// What a request counts at least against [`Quota::bytes_per_second`].
+/// The minimum bytes that a request counts against [`Quota::bytes_per_second`].
 pub const LEAST_COST_BYTES: u64 = 4 << 10;
 
 /// An idle export has saved up what its rate allows in this time.
@@ -32,7 +32,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// each other at the rate.
 #[derive(Debug, Default)]
 pub struct RateLimit {
-    /// Whether there is a rate: without one, connections share no cache line that changes.
+    /// Whether there is a rate. Separate, so that connections without a rate share no cache line
+    /// that changes.
     is_set: AtomicBool,
     state: Mutex<RateLimitState>,
 }

@@ -21,7 +21,7 @@ impl Change<&[u8]> {
         }
     }
 
-    /// Lets a thread of the executor do the rest.
+    /// Hands the rest to a thread of the executor.
     ///
     /// # Errors
     /// There is no thread, or no memory for a copy of the payload. Nothing has happened.
@@ -45,13 +45,13 @@ impl<B: Keep> Change<B> {
         drop(self.run(completion));
     }
 
-    /// As [`finish`](Self::finish). Returns the completion if it was called.
+    /// Like [`finish`](Self::finish). Returns the completion if it was called.
     pub(crate) fn run<C: Completion>(mut self, mut completion: C) -> Called<C> {
         loop {
             let attempt = self.attempt(completion.client().device().as_deref(), Storage::Wait);
             match attempt {
                 Attempt::Done(result) => {
-                    // Its memory is then free while the transport replies.
+                    // Dropped first, so that its memory is free while the transport replies.
                     drop(self);
                     completion.done(result);
                     return Called::Own(completion);

@@ -1,4 +1,4 @@
-//! Starting threads, and what each takes.
+//! Starts threads, and counts their memory.
 
 use std::{io, thread};
 

@@ -22,14 +22,14 @@ use crate::{
     scratch::Scratch,
 };
 
-/// Changes that one client sets aside at most; each piece of a large request counts as one. Linux's
-/// NBD client has this many in flight.
+/// Maximum number of changes that one client sets aside; each piece of a large request counts as
+/// one. Linux's NBD client has this many requests in flight.
 const MOST_ASIDE: usize = 128;
 
 /// Bytes that such a change needs in addition to its payload, including its reply.
 const ASIDE_BYTES: u64 = 512;
 
-/// Longer changes are not retried by the thread that serves all clients.
+/// The thread that serves all clients does not retry longer changes.
 const LONG_BYTES: u64 = 4 << 20;
 
 /// A change that was set aside.
@@ -102,7 +102,7 @@ pub(crate) fn set_aside<B: Keep, C: Completion>(
 ) -> Called<C> {
     let waiting = waits.begin();
     let seen = waits.seen();
-    // From now on, more room is signalled.
+    // From here on, new room is signalled.
     let attempt = change.attempt(completion.client().device().as_deref(), Storage::Wait);
     let result = match attempt {
         Attempt::Done(result) => Some(result),
@@ -134,8 +134,8 @@ pub(crate) fn set_aside<B: Keep, C: Completion>(
     }
 }
 
-/// Lets the room's thread retry a change. Without one, waits in this thread, and returns the
-/// completion, which was called.
+/// Hands a change to the room's thread for retries. Without such a thread, waits in this one, and
+/// returns the completion, which was called.
 fn put(stalled: Stalled) -> Option<Box<dyn Completion>> {
     let (seen, waits) = (stalled.seen, Arc::clone(&stalled.waits));
     let executor = Arc::clone(stalled.completion.client().executor());
@@ -186,7 +186,7 @@ impl Aside for Stalled {
         match client.reserve() {
             Some(thread) => thread.run_task(|in_progress| Box::new(Rest { stalled: *self, in_progress })),
             None if client.executor().has_threads() => return Retried::NoThread(self),
-            // Without memory for a single thread, this one does everything.
+            // There is no memory for a single thread, so this one does everything.
             None => drop(self.run()),
         }
         Retried::Gone
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn changes_end_with_their_client_and_their_export() {
-        // With memory to set them aside, and without.
+        // Both with and without memory to set the changes aside.
         for memory_bytes in [u64::MAX, 0] {
             let world = World::new(2, 4, memory_bytes);
             let clients = [world.client(0), world.client(1), world.client(1)];

@@ -1,4 +1,4 @@
-//! Seeing exports come and go.
+//! Reports exports that come and go.
 
 use std::{
     collections::VecDeque,
@@ -97,7 +97,7 @@ impl Watch {
         self.0.lock().events.pop_front()
     }
 
-    /// Returns what ends [`wait`](Self::wait).
+    /// Returns a handle that ends [`wait`](Self::wait).
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.0))
     }
@@ -162,7 +162,7 @@ mod tests {
         Export::new(name, Arc::new(RamDisk::new(&pool, 4096).expect("a disk")))
     }
 
-    /// Makes names follow an event; fails if the event is impossible.
+    /// Applies an event to names; fails if the event is impossible.
     fn follow(names: &mut BTreeMap<String, u64>, event: Event) {
         match event {
             Event::Added { number, name, .. } => {

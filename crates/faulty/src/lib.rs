@@ -20,7 +20,7 @@ pub use storage::{Asked, FaultyStorage};
 
 const PAGE_BYTES: usize = 4096;
 
-/// What a part of a buffer has that the base has not filled.
+/// The content of a buffer's part that the base has not filled.
 const GARBAGE: u8 = 0xaa;
 
 /// A read-only device of bytes in memory. Its holes are its pages of zeros.

@@ -36,7 +36,7 @@ struct Fetched {
     ranges: u64,
 }
 
-/// What a storage was asked for.
+/// The reads that a storage received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// Calls that read.
@@ -93,7 +93,7 @@ impl FaultyStorage {
         self.is_changed.store(true, Relaxed);
     }
 
-    /// Returns what was asked for since the last call, with all units that were ever fetched.
+    /// Returns the reads since the last call, with all units that were ever fetched.
     pub fn take_asked(&self) -> Asked {
         let mut fetched = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = Asked {

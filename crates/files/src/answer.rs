@@ -1,4 +1,4 @@
-//! The reply to the kernel when a change has ended.
+//! The reply to the kernel once a change has ended.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(crate) enum Reply {
     Empty(ReplyEmpty),
     /// The bytes of a write.
     Written(ReplyWrite, u32),
-    /// A file that was emptied when it was opened.
+    /// An open that truncated the file.
     Opened(ReplyOpen, FileHandle, FopenFlags, Arc<OpenFiles>),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Answer {
     /// Whether the device is flushed before the reply.
     syncs: bool,
     started: Started,
-    /// Until there is a result. If the device panics, the reply is dropped, which sends EIO.
+    /// `None` once sent. If the device panics, the reply is dropped, which sends EIO.
     reply: Option<Reply>,
 }
 
@@ -64,7 +64,7 @@ impl Answer {
 
     fn errno(&self, failed: &Failed) -> Errno {
         match failed {
-            // No change of a file that continues waits for room.
+            // The file has not ended, so the change ended because it may not wait for room.
             Failed::Ended if !self.file.has_ended() => Errno::ENOSPC,
             failed => Errno::from_i32(failed.errno()),
         }

@@ -1,7 +1,7 @@
 //! Answers requests of the kernel from the exports.
 //!
 //! The thread that received a request runs the part that need not wait for storage. A thread of the
-//! executor does the rest, with the reply; changes without room wait without a thread.
+//! executor does the rest and replies. Changes that wait for room occupy no thread.
 //!
 //! No state is kept for the kernel except open files: numbers of files and positions in the
 //! directory follow from those of the exports. The kernel may not keep names and attributes, since
@@ -35,7 +35,7 @@ const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The maximum number of background requests (readahead, asynchronous direct I/O) in flight, of all
 /// files together. A base that hangs rarely uses up all of them.
 const MAX_BACKGROUND: u16 = 1024;
-/// A longer change runs in a thread of the executor. No write is as long.
+/// A longer change runs in a thread of the executor. All writes are shorter.
 const INLINE_BYTES: u64 = 4 << 20;
 
 const SEEK_DATA: i32 = 3;
@@ -67,8 +67,8 @@ impl ExportFilesystem {
     }
 }
 
-/// Writes the part of `data` that is within the device. As with a file that may not grow, nothing
-/// can be written at or past its end (EFBIG).
+/// Writes the part of `data` that is within the device. The file cannot grow: a write at or past
+/// its end fails with EFBIG.
 fn write(file: &Arc<OpenFile>, offset: u64, data: &[u8], syncs: bool, reply: ReplyWrite) {
     let len = match file.device() {
         Ok(device) => within(&device, offset, data.len()),
@@ -364,7 +364,7 @@ impl Filesystem for ExportFilesystem {
         reply.error(Errno::EPERM);
     }
 
-    // The kernel does not ask again after ENOSYS, and reports EOPNOTSUPP.
+    // After ENOSYS, the kernel sends no more such requests, and reports EOPNOTSUPP.
 
     fn setxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);

@@ -1,4 +1,4 @@
-//! What another process needs to continue a mount, besides its device.
+//! What another process needs to continue a mount, in addition to its device.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub struct Handed {
     pub(crate) directory: PathBuf,
     /// The number of the mounted file system.
     pub(crate) file_system: String,
-    /// The user who has mounted it, who owns the files.
+    /// The user who mounted it and owns the files.
     pub(crate) user: u32,
     pub(crate) mode: u32,
     pub(crate) group: u32,
@@ -20,7 +20,7 @@ pub struct Handed {
     pub(crate) made_ns: u64,
     /// The longest read and write.
     pub(crate) request_bytes: usize,
-    /// Files that are opened later have this handle and greater ones.
+    /// The handle of the next file that is opened.
     pub(crate) next_handle: u64,
     pub(crate) open: Vec<OpenState>,
 }

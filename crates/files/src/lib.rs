@@ -6,7 +6,7 @@
 //! - Files of exports that never change, as bases, are in the kernel's page cache, which is kept
 //!   between two opens and shared by all programs that read or map them.
 //! - Files of other exports bypass the page cache, so that they agree with other transports. Shared
-//!   maps of them work, but show changes that were made elsewhere only after they are mapped again.
+//!   mappings of them work, but show changes made elsewhere only once mapped again.
 //! - An open file is a client of its export.
 //! - Another process can continue: [`Files::pause`], [`Files::taken`].
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Mounting exports as files, and the end of the mount.
+//! Mounts exports as files, and unmounts them.
 
 use std::{
     fmt, fs, io,
@@ -25,7 +25,7 @@ use crate::{
 
 /// The longest read and write, which is also the most that Linux asks for.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
-/// The same if memory is short.
+/// The longest read and write if memory is short.
 const MIN_REQUEST_BYTES: usize = 64 << 10;
 /// Threads that receive requests, at least: while one runs a request, another receives the next.
 const MIN_THREADS: usize = 2;
@@ -33,8 +33,8 @@ const MIN_THREADS: usize = 2;
 const MAX_THREADS: usize = 8;
 /// How long the end of a mount waits for programs that have files open.
 const GRACE: Duration = Duration::from_secs(1);
-/// Interval between two checks whether threads of the executor have replied, before a pause. Programs
-/// wait.
+/// Interval between two checks whether threads of the executor have replied, before a pause: short,
+/// because programs wait.
 const TICK: Duration = Duration::from_micros(200);
 /// Interval between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -42,13 +42,12 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// How exports are shown as files. To set options, change fields of [`Options::default`].
 #[non_exhaustive]
 pub struct Options {
-    /// The users who may read and write the files. If the mode permits something to a group or to
-    /// all, other users than this process's may use them; that needs root, or `user_allow_other` in
-    /// `/etc/fuse.conf`. The default is 0600.
+    /// The mode of the files; the default is 0600. A mode that permits anything to a group or to
+    /// all needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub mode: u32,
     /// The files' group; by default, that of the process.
     pub group: Option<u32>,
-    /// Gets a line about each export that has no file.
+    /// Receives a line about each export that has no file.
     pub log: Log,
 }
 
@@ -65,7 +64,7 @@ pub struct Files {
     shown: Shown,
     unmounter: Unmounter,
     pauser: Pauser,
-    /// Lets the thread begin, which waits if the mount was another process's.
+    /// Starts the thread's work. `None` unless it waits, because the mount was another process's.
     begin: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -123,8 +122,8 @@ impl Paths {
         Some(self.directory.join(&*name::of_export(export)?))
     }
 
-    /// Lets changes of a file no longer wait for room: those that wait, and those that would, fail with
-    /// ENOSPC. Wherever it is opened later, changes wait again. Returns whether there is such a file.
+    /// Makes changes of a file that wait for room, or would, fail with ENOSPC. Changes through
+    /// later opens wait again. Returns whether there is such a file.
     pub fn refuse_waiting(&self, file: &Path) -> bool {
         let name = file.file_name().filter(|_| file.parent() == Some(&*self.directory));
         let found = name.and_then(|name| tree::find(&self.exports, name));
@@ -175,13 +174,14 @@ impl Files {
         Ok(files)
     }
 
-    /// Continues files that another process has handed over, with their device. They wait until
-    /// [`go_on`](Self::go_on); before that, dropping the result leaves the mount as it is. `exports` has the
-    /// same exports under the same numbers. Of the options, only `log` has an effect.
+    /// Continues files that another process has handed over, with their device. Requests wait until
+    /// [`go_on`](Self::go_on); before that, dropping the result leaves the mount as it is.
+    /// `exports` has the other process's exports under the same numbers. Of the options, only `log`
+    /// has an effect.
     ///
     /// # Errors
-    /// This is not what such a process has handed over, another user runs this one, it sees something else in
-    /// the directory, or memory is too short.
+    /// The state or the device is not that of such files, this process runs as another user or sees
+    /// something else in the directory, or memory is too short.
     pub fn taken(
         exports: Exports,
         executor: &Arc<Executor>,
@@ -215,7 +215,7 @@ impl Files {
         Self::made(mount, shown, exports, open, taken, ended)
     }
 
-    /// Makes the thread that serves a mount, which waits.
+    /// Creates the thread that serves a mount. It waits before it begins.
     fn made(
         mount: Mount<ExportFilesystem>,
         shown: Shown,
@@ -242,12 +242,13 @@ impl Files {
         Ok(Self { paths, shown, unmounter, pauser, begin: Some(begin), thread })
     }
 
-    /// Lets requests end, and begins no other, until [`go_on`](Self::go_on) or
-    /// [`give_away`](Self::give_away). Programs wait. Returns what another process needs to continue, or
-    /// `None` if the directory was unmounted.
+    /// Finishes the requests in progress, and begins no others until [`go_on`](Self::go_on) or
+    /// [`give_away`](Self::give_away); programs wait. Returns what another process needs to
+    /// continue, or `None` if the directory was unmounted.
     ///
     /// # Errors
-    /// Requests have not ended after `patience`, or cannot be handed over; says why. They continue.
+    /// Requests have not ended within `patience`, or cannot be handed over; the text says why. They
+    /// continue.
     pub fn pause(&self, patience: Duration) -> Result<Option<(Handed, OwnedFd)>, String> {
         let deadline = Instant::now() + patience;
         let (directory, open) = (&self.paths.directory, &self.paths.open);
@@ -295,13 +296,13 @@ impl Files {
     /// Ends a pause, or begins to serve what was taken over.
     pub fn go_on(&mut self) {
         match self.begin.take() {
-            // The thread waits for it.
+            // The thread waits to receive this.
             Some(begin) => drop(begin.send(())),
             None => self.pauser.go_on(),
         }
     }
 
-    /// Leaves the mount to another process, which continues it, or from which it was taken. If it was
+    /// Leaves the mount to the process that continues it, or from which it was taken. If it was
     /// [paused](Self::pause), its threads rest until this process ends.
     pub fn give_away(mut self) {
         if self.begin.is_none() {
@@ -333,7 +334,7 @@ impl Drop for Files {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         match self.begin.take() {
-            // Another process serves.
+            // Another process serves the mount.
             Some(begin) => drop(begin),
             // The user sees that the directory is still mounted.
             None => drop(self.stop()),
@@ -355,8 +356,8 @@ impl Drop for Files {
     }
 }
 
-/// The memory of the threads that receive requests: each has a buffer for the longest write and one
-/// for the longest read. One more is for reads that find no memory.
+/// The memory of the threads that receive requests. Each has a buffer for the longest write and one
+/// for the longest read; one more buffer is for reads that find no memory.
 struct Reserve {
     threads: usize,
     request_bytes: usize,
@@ -364,13 +365,13 @@ struct Reserve {
 }
 
 impl Reserve {
-    /// Takes as much as is useful, or less if memory is short.
+    /// Reserves as much as is useful, or less if memory is short.
     fn most(memory: &Arc<Memory>) -> Option<Self> {
         let lengths = std::iter::successors(Some(MAX_REQUEST_BYTES), |bytes| Some(bytes / 2));
         lengths.take_while(|bytes| *bytes >= MIN_REQUEST_BYTES).find_map(|bytes| Self::take(memory, bytes))
     }
 
-    /// Takes what requests of this length need, with fewer threads if memory is short.
+    /// Reserves what requests of this length need, with fewer threads if memory is short.
     fn take(memory: &Arc<Memory>, request_bytes: usize) -> Option<Self> {
         let mut threads = thread::available_parallelism().map_or(1, usize::from).clamp(MIN_THREADS, MAX_THREADS);
         loop {

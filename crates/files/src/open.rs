@@ -22,7 +22,7 @@ use crate::handover::OpenState;
 /// a connection.
 const LIMITS: ClientLimits = ClientLimits { threads: 16, memory_bytes: 8 << 20 };
 
-/// Handles of files that another process has opened are smaller.
+/// Handles taken over from another process are smaller than this.
 const MAX_TAKEN_HANDLES: u64 = 1 << 63;
 
 /// Work of an open file that waits for its turn.
@@ -35,10 +35,11 @@ type Work = Box<dyn FnOnce(&mut Scratch) + Send>;
 pub(crate) struct OpenFile {
     pub(crate) client: Arc<Client>,
     number: INodeNo,
-    /// It was closed, or the mount ends. The client ends earlier if no change may wait for room.
+    /// Set when the file is closed or the mount ends. The client ends earlier if no change may wait
+    /// for room.
     ended: AtomicBool,
-    /// Requests that must wait because of the rate of the export's clients. `None` if there are none,
-    /// else a thread runs them in turn.
+    /// Requests that wait because of the rate of the export's clients. A thread runs them in order;
+    /// `None` if there is no such thread.
     paced: Mutex<Option<VecDeque<(Instant, Paced)>>>,
     queue: Mutex<Queue>,
 }
@@ -87,7 +88,7 @@ impl OpenFile {
         self.ended.load(Acquire)
     }
 
-    /// Lets requests fail from now on, and those that wait for room.
+    /// Makes further requests fail, and those that wait for room.
     fn end(&self) {
         self.ended.store(true, Release);
         self.client.end();
@@ -112,9 +113,9 @@ impl OpenFile {
         self.hand_on(move |_| pacing.run());
     }
 
-    /// Lets a thread of the executor run `work`. If the file has its maximum of threads, one of
+    /// Makes a thread of the executor run `work`. If the file has its maximum of threads, one of
     /// them runs it later. So a file whose storage hangs does not occupy the threads that receive
-    /// requests. Only if the executor has no thread at all, this one does the work.
+    /// requests. Only if the executor has no thread at all does this thread run it.
     pub(crate) fn hand_on(self: &Arc<Self>, work: impl FnOnce(&mut Scratch) + Send + 'static) {
         let work: Work = Box::new(work);
         let mut queue = self.lock_queue();
@@ -159,8 +160,8 @@ impl OpenFile {
     }
 }
 
-/// Runs a file's paced work in turn. If work panics, or no thread runs this, what waits is dropped, which
-/// replies EIO, and further work begins again.
+/// Runs a file's paced work in order. If work panics, or no thread runs this, waiting work is
+/// dropped, which replies EIO, and later work starts a new one.
 struct Pacing {
     file: Arc<OpenFile>,
     is_done: bool,
@@ -194,7 +195,7 @@ impl Drop for Pacing {
 /// All open files of a mount.
 pub(crate) struct OpenFiles {
     executor: Arc<Executor>,
-    /// By their handles. `None`: the disk was dropped before another process handed the file over.
+    /// By handle. `None` if the disk was dropped before another process handed the file over.
     files: RwLock<HashMap<u64, Option<Arc<OpenFile>>>>,
     next: AtomicU64,
     /// Closed files that had requests in progress.
@@ -213,7 +214,7 @@ impl OpenFiles {
     /// still exists.
     ///
     /// # Errors
-    /// Memory is too short for all of them, or the handles are not what such a process had.
+    /// Memory is too short for all of them, or the handles are not valid.
     pub(crate) fn taken(
         executor: Arc<Executor>,
         states: &[OpenState],
@@ -247,8 +248,8 @@ impl OpenFiles {
         (states.collect(), self.next.load(Relaxed))
     }
 
-    /// Returns the number of a file that has requests in progress. Each of them has the file until its reply
-    /// is sent.
+    /// Returns the number of a file that has requests in progress: each holds the file until its
+    /// reply is sent.
     pub(crate) fn busy(&self) -> Option<INodeNo> {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
         let busy = files.values().flatten().find(|file| Arc::strong_count(file) > 1).map(|file| file.number);
@@ -300,8 +301,8 @@ impl OpenFiles {
         }
     }
 
-    /// Lets no request of the file with this number wait for room, in any place where it is open: those that
-    /// wait, and those that would, fail with ENOSPC.
+    /// For each open of the file with this number: makes requests that wait for room, or would,
+    /// fail with ENOSPC.
     pub(crate) fn refuse_waiting(&self, number: INodeNo) {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
         files.values().flatten().filter(|file| file.number == number).for_each(|file| file.client.end());
@@ -312,7 +313,7 @@ impl OpenFiles {
         self.ended.load(Relaxed)
     }
 
-    /// Lets the requests of all files fail from now on: those that wait for room, and further ones.
+    /// Makes requests of all files fail: those that wait for room, and further ones.
     pub(crate) fn end(&self) {
         let files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         self.ended.store(true, Relaxed);
@@ -336,7 +337,7 @@ mod tests {
         OpenFiles::new(executor).open(INodeNo(2), &export).expect("a client").1
     }
 
-    /// Work that panics ends the work queued behind it, but not later work.
+    /// Work that panics drops the work queued behind it, but later work runs.
     #[test]
     fn paced_work_goes_on_after_a_panic() {
         let file = file(4);

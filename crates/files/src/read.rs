@@ -1,9 +1,9 @@
 //! Reads of files.
 //!
 //! A read is tried by the thread that received it, in one of as many buffers as there are such
-//! threads. What has to wait for storage continues in another buffer, so that a file whose storage
-//! hangs keeps no buffer from others. A long read of a device that may wait is handed on without a
-//! try, which takes a fraction of its time.
+//! threads. A read that has to wait for storage continues in another buffer, so that a file whose
+//! storage hangs takes no buffer from others. A long read of a device that may wait is handed to
+//! the executor without a try: that takes a fraction of the time of the try.
 
 use std::{
     io,
@@ -33,7 +33,8 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Creates buffers for `threads` threads and one more, all of which the caller has counted.
+    /// Creates buffers for `threads` threads, and one more. The caller has reserved the memory for
+    /// all.
     pub(crate) fn new(threads: usize, request_bytes: usize) -> io::Result<Self> {
         let receiving = (0..threads).map(|_| MmapMut::map_anon(request_bytes)).collect::<io::Result<_>>()?;
         Ok(Self {
@@ -69,7 +70,7 @@ impl Buffers {
         if reading.len > MOST_TRIED_BYTES && reading.file.device().is_ok_and(|device| device.may_block()) {
             return reading.hand_on(&[]);
         }
-        // There is one for each thread that gets here.
+        // There is a buffer for each thread that gets here.
         let Some(mut buffer) = self.receiving().pop() else { return reading.end(Err(Errno::ENOMEM)) };
         let tried = reading.file.device().and_then(|device| {
             let tried = device.try_read(reading.offset, &mut buffer[..reading.len]);
@@ -94,7 +95,7 @@ struct Reading {
     reply: ReplyData,
 }
 
-/// A buffer of a file's own, and how many of its bytes are read.
+/// A buffer of this read's own, and how many of its bytes are read.
 struct Begun {
     buffer: Lent,
     filled: usize,
@@ -109,8 +110,8 @@ impl Reading {
         }
     }
 
-    /// Lets a thread of the executor read the rest after `start` or, without memory to keep
-    /// `start`, everything.
+    /// Hands the rest after `start` to a thread of the executor or, without memory to keep `start`,
+    /// everything.
     fn hand_on(self, start: &[u8]) {
         let begun = if start.is_empty() { None } else { self.file.client.share().lend(self.len) };
         let begun = begun.map(|mut buffer| {
@@ -137,7 +138,7 @@ impl Reading {
         self.finish_in(&mut reserve, 0);
     }
 
-    /// As `finish`, in a buffer of at least `len` bytes, of which the first are read.
+    /// Like `finish`, in a buffer of at least `len` bytes, the first `filled` of which are read.
     fn finish_in(self, buffer: &mut [u8], mut filled: usize) {
         let mut len = self.len;
         let result = self.file.device().and_then(|device| {
@@ -166,7 +167,7 @@ fn is_outside(error: &Error) -> bool {
     matches!(error, Error::OutOfRange { .. })
 }
 
-/// Returns how the kernel reports an error to a reader.
+/// Returns the error number that a reader gets.
 pub(crate) fn errno(error: &Error) -> Errno {
     Errno::from_i32(error.errno())
 }

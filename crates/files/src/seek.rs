@@ -1,4 +1,4 @@
-//! Where data and holes of files are.
+//! Finds data and holes of files.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use pagefold_executor::{Device, Operation, Started};
 
 use crate::{open::OpenFile, read::errno};
 
-/// The range that the thread that received the request searches, if storage cannot delay it.
+/// The length that the receiving thread searches, if storage cannot delay it.
 const FIRST_BYTES: u64 = 4 << 20;
 
-/// A search checks after each range of this length whether it should end.
+/// After this length, a search checks whether it should end.
 const STEP_BYTES: u64 = 1 << 30;
 
 /// A search for the next data, or for the next hole. The end of a file counts as a hole.
@@ -47,7 +47,7 @@ impl Search {
 
     fn finish(mut self, started: Started) {
         let result = loop {
-            // Requested for each step: a search must not keep a removed device.
+            // Looked up for each step: a search must not hold a removed device.
             let looked = self.file.device().and_then(|device| {
                 let size = device.size_bytes();
                 if self.from >= size {
@@ -64,7 +64,7 @@ impl Search {
         self.send(started, result);
     }
 
-    /// Searches from the present place to `end`, and moves the place there.
+    /// Searches from `from` to `end`, and sets `from` to where it stopped.
     fn look(&mut self, device: &Device, end: u64) -> Result<Option<u64>, Errno> {
         let (mut at, mut found, hole) = (self.from, None, self.hole);
         let looked = device.extents(self.from, end - self.from, &mut |extent| {

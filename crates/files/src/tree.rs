@@ -1,6 +1,6 @@
 //! The directory: names, numbers and attributes of files, derived from the present exports.
 //!
-//! A file's number follows from its export's, which no later export has. So the kernel never
+//! A file's number follows from its export's, which is never used again. So the kernel never
 //! mistakes a file for an earlier one of the same name.
 
 use std::{
@@ -40,7 +40,7 @@ pub(crate) struct Tree {
     /// The time of all files.
     made: SystemTime,
     log: Log,
-    /// Exports with smaller numbers and without a file were logged.
+    /// Exports without a file and with smaller numbers were logged.
     logged: AtomicU64,
 }
 
@@ -92,7 +92,7 @@ impl Tree {
         FileAttr {
             ino,
             size,
-            // One less than the size has. The allocated length is unknown, and programs look for
+            // One less than the size needs: the allocated length is unknown, and programs look for
             // holes only in files that seem to have some.
             blocks: (size / SECTOR_BYTES).saturating_sub(1),
             atime: self.made,
@@ -145,7 +145,7 @@ impl Tree {
         }
     }
 
-    /// Returns the number of files, and their bytes together.
+    /// Returns the number of files and their total size.
     pub(crate) fn sums(&self) -> (u64, u64) {
         let (mut files, mut bytes) = (0_u64, 0_u64);
         self.list(POSITIONS[1], |_, _, attributes| {

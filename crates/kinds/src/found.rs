@@ -25,12 +25,13 @@ const LARGEST_BYTES: u64 = 8 << 20;
 pub(super) struct Wanted {
     /// Folders to search.
     roots: Vec<String>,
-    /// How paths end, one of these if there are any, and none of the others.
+    /// Suffixes of paths: one of `ends`, unless it is empty, and none of `ends_not`.
     ends: Vec<String>,
     ends_not: Vec<String>,
     /// A folder that is left out.
     without: Option<String>,
-    /// What the first page is: `text`, `elf`, or `elf-x86-64`; anything if empty.
+    /// The required content of the first page: `text`, `elf` or `elf-x86-64`. If empty, any
+    /// content.
     content: String,
 }
 

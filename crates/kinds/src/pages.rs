@@ -49,8 +49,8 @@ pub struct Data {
 /// Maximum pages read of a heap: 128 MiB.
 const HEAP_PAGES: usize = 32768;
 
-/// Returns the data that the options name, each with 32 to `pages_max` pages that are not
-/// same-filled. Without options, returns the heaps of programs that it starts.
+/// Returns the data of `paths`, each with 32 to `pages_max` pages that are not same-filled. Without
+/// paths, starts programs and returns their heaps.
 pub fn gather(paths: &[PathBuf], pages_max: usize) -> anyhow::Result<Vec<Data>> {
     let kinds = if paths.is_empty() { follow_all(heaps()?.iter(), HEAP_PAGES) } else { files::named(paths)? };
     ensure!(!kinds.is_empty(), "no heap to take pages from; name files with --data");

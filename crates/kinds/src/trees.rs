@@ -10,13 +10,13 @@ use anyhow::{Context, ensure};
 
 use super::files::{is_text, joined};
 
-/// Where Python is.
+/// The path of Python.
 pub const PYTHON: &str = "/usr/bin/python3";
 
 /// Files in a directory of [`many_files`].
 const IN_A_DIRECTORY: usize = 100;
 
-/// What may still be copied.
+/// The bytes and files that may still be copied.
 struct Allowance {
     bytes: u64,
     files: u64,

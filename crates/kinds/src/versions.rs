@@ -1,4 +1,4 @@
-//! What disks hold: pages of the data that carry their number and version.
+//! The content of disks: pages of the data that contain their number and version.
 
 use std::{
     path::PathBuf,
@@ -87,7 +87,7 @@ impl Versions {
         Self((0..pages).map(|_| AtomicU32::new(version)).collect())
     }
 
-    /// Takes a write back that was refused.
+    /// Undoes a write that was refused.
     pub fn refuse(&self, first: u64, count: u64) {
         (first..first + count).for_each(|number| {
             self.0[number as usize].fetch_sub(1, Relaxed);

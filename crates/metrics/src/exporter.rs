@@ -33,7 +33,7 @@ use crate::{
     request::{MOST_BYTES, Request, decode},
 };
 
-/// Clients at a time.
+/// Maximum number of simultaneous clients.
 const MOST_CLIENTS: usize = 8;
 /// How long a client may take to send its request, and then to take the answer. Prometheus waits as long
 /// by default.
@@ -44,7 +44,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Metrics are shared with further clients for this many times the duration of writing them. So
 /// writing them takes at most 5 % of a CPU, however often clients ask.
 const REST: u32 = 20;
-/// Answers that slow clients may keep in memory in addition to the latest of each format.
+/// Maximum number of answers that slow clients may keep in memory, in addition to the latest of
+/// each format.
 const MOST_OLD_ANSWERS: usize = 1;
 /// Pause in accepting clients after the system failed to accept one.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -120,7 +121,7 @@ impl AsFd for Socket {
     }
 }
 
-/// Serves metrics in a thread of its own, until this is dropped.
+/// Serves metrics in a separate thread, until this is dropped.
 #[derive(Debug)]
 pub struct Exporter {
     shared: Arc<Shared>,
@@ -161,7 +162,7 @@ impl Exporter {
 impl Drop for Exporter {
     fn drop(&mut self) {
         self.shared.ended.store(true, Relaxed);
-        // The counter cannot be full.
+        // The counter cannot overflow.
         let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             // A panic has been reported.
@@ -175,7 +176,7 @@ impl Drop for Exporter {
 struct Answer {
     format: Format,
     text: String,
-    /// When it was made.
+    /// When the text was made.
     at: Instant,
 }
 
@@ -200,13 +201,13 @@ enum State {
 #[derive(Debug)]
 struct Sending {
     head: Vec<u8>,
-    /// Follows the head.
+    /// The body, which follows the head.
     answer: Option<Arc<Answer>>,
     sent: usize,
 }
 
 impl Sending {
-    /// Returns what is left to be sent.
+    /// Returns the bytes left to send.
     fn left(&self) -> &[u8] {
         let body = self.answer.as_ref().map_or("", |answer| &answer.text).as_bytes();
         match self.sent.checked_sub(self.head.len()) {
@@ -237,12 +238,12 @@ impl Client {
         Self { socket, state: State::Receives(Vec::new()), deadline: Instant::now() + PATIENCE }
     }
 
-    /// Returns what the client is waited for.
+    /// Returns the event that the client is waited for.
     fn flags(&self) -> PollFlags {
         if matches!(self.state, State::Sends(_)) { PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Receives some of the request. Returns it once it is there.
+    /// Receives a part of the request. Returns the request once it is complete.
     fn receive(&mut self) -> io::Result<Option<Request>> {
         let State::Receives(bytes) = &mut self.state else { return Ok(None) };
         let mut buf = [0; MOST_BYTES];
@@ -257,13 +258,13 @@ impl Client {
         }
     }
 
-    /// Begins to send an answer.
+    /// Starts sending an answer.
     fn answer(&mut self, head: String, answer: Option<Arc<Answer>>) {
         self.state = State::Sends(Sending { head: head.into_bytes(), answer, sent: 0 });
         self.deadline = Instant::now() + PATIENCE;
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     fn send(&mut self) -> io::Result<()> {
         let State::Sends(sending) = &mut self.state else { return Ok(()) };
         while let left @ [_, ..] = sending.left() {
@@ -278,7 +279,7 @@ impl Client {
         Ok(())
     }
 
-    /// Drops what a client still sends.
+    /// Discards data that a client still sends.
     fn leave(&mut self) -> io::Result<()> {
         if unless_blocked(self.socket.read(&mut [0; MOST_BYTES]))? == Some(0) {
             self.state = State::Gone;
@@ -333,7 +334,7 @@ impl Server {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            // Only for lack of memory.
+            // Fails only for lack of memory.
             Err(_) => thread::sleep(PAUSE),
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
@@ -359,7 +360,7 @@ impl Server {
         }
     }
 
-    /// Goes on with a client.
+    /// Continues with a client.
     fn serve(&mut self, number: usize) -> io::Result<()> {
         let client = &mut self.clients[number];
         if let Some(request) = client.receive()? {

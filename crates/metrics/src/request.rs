@@ -1,11 +1,11 @@
-//! What a client asks for.
+//! Requests of clients.
 
 use crate::Format;
 
 /// The longest head of a request.
 pub(crate) const MOST_BYTES: usize = 8 << 10;
 
-/// Headers of a request, at most.
+/// Maximum number of headers in a request.
 const MOST_HEADERS: usize = 64;
 
 /// A request that was received.
@@ -15,7 +15,7 @@ pub(crate) enum Request {
     Partial,
     /// The metrics, or only the head of their answer.
     Metrics { format: Format, head_only: bool },
-    /// It fails.
+    /// The request is refused.
     Refused(Refusal),
 }
 

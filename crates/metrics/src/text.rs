@@ -34,7 +34,7 @@ impl Format {
     }
 }
 
-/// What the samples of a family are.
+/// The kind of a family's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Values that go up and down.
@@ -194,7 +194,7 @@ impl Family<'_> {
         if !labels.is_empty() || last.is_some() {
             out.push('}');
         }
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = match value {
             Value::Whole(value) => writeln!(out, " {value}"),
             Value::Float(value) => writeln!(out, " {}", float(value)),
@@ -202,7 +202,7 @@ impl Family<'_> {
     }
 }
 
-/// Returns a number as OpenMetrics wants bounds to be written: 1.0, 0.0001, 1e-05.
+/// Returns a number in the form that OpenMetrics requires for bounds: 1.0, 0.0001, 1e-05.
 fn float(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude.is_infinite() {

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// The number of answers with a thread to spare after which one more thread rests.
 const SPARE: u32 = 16;
-/// One in this many requests that leave no thread waiting on the device checks for further
+/// If a request leaves no thread waiting on the device, one time in this many checks for further
 /// requests.
 const LOOK: u64 = 4;
 /// If busy threads start no new request for this long, a resting thread checks for waiting
@@ -43,13 +43,13 @@ pub(crate) struct Crew {
     threads: usize,
     state: Mutex<CrewState>,
     bell: Condvar,
-    /// Wakes the thread that waits until all are held.
+    /// Wakes the thread that waits until all threads are held.
     still: Condvar,
 }
 
 struct CrewState {
-    /// Threads that have answered a request. No thread rests until all are members: one of them
-    /// then waits on the device when that goes away, and wakes the others.
+    /// Threads that have answered a request. No thread rests until all are members, so that one of
+    /// them waits on the device when it goes away, and wakes the others.
     known: usize,
     at_work: usize,
     resting: usize,
@@ -57,16 +57,16 @@ struct CrewState {
     called: usize,
     /// The number of requests started.
     begun: u64,
-    /// Answers since all active threads were last busy simultaneously, minus those already charged for
-    /// threads that went to rest.
+    /// Answers since all active threads were last busy simultaneously, less [`SPARE`] for each
+    /// thread that has gone to rest since.
     spare: u32,
     watch: Watch,
     /// A thread has ended, because the device is gone or because of a panic.
     ended: bool,
-    /// Threads are held when they have answered, and those that rest stay there.
+    /// Each thread is held once it has answered; resting threads go on resting.
     paused: bool,
     held: usize,
-    /// Pauses that have begun.
+    /// The number of pauses begun so far.
     pauses: u64,
     /// Why the threads that wait on the device cannot be woken.
     failed: Option<io::Error>,
@@ -173,7 +173,7 @@ impl Crew {
         }
     }
 
-    /// Lets threads be held from now on when they have answered. Returns the number of the pause.
+    /// Begins a pause: each thread is held once it has answered. Returns the number of the pause.
     pub(crate) fn pause(&self) -> u64 {
         let mut state = self.lock();
         (state.paused, state.failed) = (true, None);
@@ -181,13 +181,15 @@ impl Crew {
         state.pauses
     }
 
-    /// Returns whether this pause has not ended, and threads wait on the device or are at work.
+    /// Returns whether threads still wait on the device or are at work, and this pause has not
+    /// ended.
     pub(crate) fn awaits(&self, pause: u64) -> bool {
         let state = self.lock();
         state.paused && state.pauses == pause && !state.ended && !state.is_still(self.threads)
     }
 
-    /// Lets a thread that [waits until all are held](Self::wait_until_still) know that they cannot be.
+    /// Makes [`wait_until_still`](Self::wait_until_still) fail with this error: threads cannot be
+    /// held.
     pub(crate) fn fail(&self, pause: u64, error: io::Error) {
         let mut state = self.lock();
         if state.pauses == pause {
@@ -199,7 +201,7 @@ impl Crew {
     /// Waits until all threads are held or rest. Returns `false` if one has ended.
     ///
     /// # Errors
-    /// That has not happened until `deadline`, or cannot happen.
+    /// Some are not held by `deadline`, or cannot be held.
     pub(crate) fn wait_until_still(&self, deadline: Instant) -> io::Result<bool> {
         let mut state = self.lock();
         loop {
@@ -362,7 +364,7 @@ mod tests {
         }
         for _ in 0..5 {
             ask_alone(&crew, &send);
-            // The first waits for the second, the second for the third.
+            // The first job waits for the second, the second for the third.
             let done: Arc<[OnceLock<()>; THREADS]> = Arc::default();
             let (last, answer) = channel();
             for number in 0..THREADS {
@@ -398,7 +400,7 @@ mod tests {
         assert_eq!((state.known, state.resting), (1, 0));
     }
 
-    /// Requests come in while threads are held, and are answered afterwards.
+    /// Requests that arrive while threads are held are answered afterwards.
     #[test]
     fn all_are_held_in_a_pause() {
         let (crew, send, threads) = crew();
@@ -412,7 +414,7 @@ mod tests {
                 ask_alone(&crew, &send);
             }
             let pause = crew.pause();
-            // Each wakes a thread, unless all are held in between.
+            // Each job wakes a thread, unless all threads are held in between.
             let (mut asked, mut seen) = (0, 0);
             while crew.awaits(pause) {
                 ask(asked);

@@ -15,12 +15,12 @@ use crate::poller::Poller;
 use crate::session::continued;
 use crate::table::{Mounted, escape, mounts_at};
 
-/// The default minimum number of threads: while one waits for the disk, others continue.
+/// The default minimum number of threads, so that others continue while one waits for the disk.
 const MIN_THREADS: usize = 4;
 /// The default maximum number of threads.
 const MAX_THREADS: usize = 16;
-/// The maximum number of threads for any options: each opens the device once more, and a process
-/// may have a few thousand files open.
+/// The maximum number of threads that options can ask for: each opens the device again, and a
+/// process may have a few thousand files open.
 const MOST_THREADS: usize = 128;
 
 /// How a file system is mounted. To set options, change fields of [`Options::default`].
@@ -38,15 +38,15 @@ pub struct Options {
     pub dev: bool,
     /// Honors set-id bits and file capabilities. Needs root.
     pub suid: bool,
-    /// Lets users run programs.
+    /// Lets users run the files as programs.
     pub exec: bool,
     /// The number of threads, at most 128; 0 for one per processor, but at least 4 and at most 16.
     pub threads: usize,
     /// How far the kernel reads ahead, in KiB, if this process may set it, as root may. 0 for the
     /// kernel's default, 128 KiB.
     pub read_ahead_kib: u32,
-    /// The directory belongs to this file system alone, so it must be empty. A mount of the same
-    /// name that a killed process left there is unmounted.
+    /// The directory is for this file system alone and must be empty. A mount of the same name that
+    /// a killed process left there is unmounted.
     pub own_directory: bool,
 }
 
@@ -103,7 +103,7 @@ pub struct Mount<F: Filesystem> {
     session: Session<F>,
     place: MountPoint,
     poller: Arc<Poller>,
-    /// The descriptors that [`serve`](Self::serve) will need are there.
+    /// Reserves the descriptors that [`serve`](Self::serve) needs.
     reserved: Vec<OwnedFd>,
 }
 
@@ -135,20 +135,20 @@ impl<F: Filesystem> Mount<F> {
         let mounted = mounts_at(&at)?.pop();
         if let (Some(mounted), 1..) = (&mounted, options.read_ahead_kib) {
             let setting = format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device);
-            // Only root may, and a smaller window costs only speed.
+            // Only root may set it; a smaller window costs only speed.
             let _ = fs::write(setting, options.read_ahead_kib.to_string());
         }
         let (id, device) = mounted.map(|mounted| (mounted.id, mounted.device)).unzip();
         Ok(Self { session, place: MountPoint { at, id, device }, poller, reserved: Vec::new() })
     }
 
-    /// Continues a mount of another process, which has [paused](Pauser) it, or ended. `device` is its
-    /// device, `at` and `number` where it is and which. Of the options, only `allow_other` and the number of
-    /// threads have an effect. Dropping the result does not unmount.
+    /// Continues a mount of another process that has [paused](Pauser) it or ended: the file system
+    /// `number` on the directory `at`, with its `device`. Of the options, only `allow_other` and
+    /// the number of threads have an effect. Dropping the result does not unmount.
     ///
     /// # Errors
-    /// This is not the device of a mount, or another one is there, as where this process has another view of
-    /// the file systems.
+    /// `device` belongs to no mount, or another file system is mounted on `at`, for example because
+    /// this process is in another mount namespace.
     pub fn taken(
         at: &Path,
         number: &str,
@@ -201,17 +201,17 @@ impl<F: Filesystem> Mount<F> {
 }
 
 impl Unmounter {
-    /// Unmounts, unless that already happened. If files are open, their users keep them, no new
-    /// access is possible, and [`Mount::serve`] returns when the last is closed.
+    /// Unmounts, unless that already happened. Files that are open stay usable, no others can be
+    /// opened, and [`Mount::serve`] returns when the last is closed.
     pub fn unmount(&self) -> io::Result<()> {
         self.place.unmount()
     }
 
-    /// Ends the kernel's connection, even if the file system was unmounted while it was busy: open
-    /// files fail from now on, and [`Mount::serve`] returns.
+    /// Ends the kernel's connection, also after an unmount that left files open: they fail from now
+    /// on, and [`Mount::serve`] returns.
     ///
     /// # Errors
-    /// The system has no file to end it with, as where fusectl is not mounted.
+    /// The system has no file that ends the connection, for example because fusectl is not mounted.
     pub fn abort(&self) -> io::Result<()> {
         let number = self.place.device.as_deref().and_then(|device| device.split(':').nth(1));
         let number = number.ok_or(io::ErrorKind::NotFound)?;
@@ -226,7 +226,7 @@ impl Unmounter {
 
 /// Checks that a file system may be mounted on a directory.
 fn check_directory(at: &Path, options: &Options) -> io::Result<()> {
-    // A killed process may have left several, one on another.
+    // Killed processes may have left several stale mounts, one on top of another.
     loop {
         match at.metadata() {
             Ok(metadata) if metadata.is_dir() => break,

@@ -1,16 +1,16 @@
-//! Pauses of a mount, in which it can be handed over to another process.
+//! Pauses a mount, so that it can be handed over to another process.
 //!
-//! A thread that sleeps on the device cannot be called back: the request that wakes it would be lost. So
-//! each is held when it has answered one, if need be one that this process itself sends. Then nothing reads
-//! the device, and requests wait in the kernel.
+//! A thread that sleeps on the device wakes only with a request, which must be answered. So each
+//! thread is held once it has answered one, which this process sends itself if no other comes. Then
+//! no thread reads the device, and requests wait in the kernel.
 //!
 //! ```text
 //! all threads are held:  done
 //! otherwise:             ask for the file system's state; a thread answers and is held
 //! ```
 //!
-//! The last question may come when all are held. It waits until the pause has ended, or until the other
-//! process answers.
+//! The last question may arrive when all threads are held. Then it waits for the end of the pause,
+//! or for the other process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -38,13 +38,13 @@ impl Pauser {
         Self { poller, place }
     }
 
-    /// Lets no thread begin with a request until [`go_on`](Self::go_on), and returns the device when none has
-    /// one. Replies that were left to other threads may be missing. Returns `None` if the file system is
-    /// not mounted any more.
+    /// Holds all threads until [`go_on`](Self::go_on), and returns the device when none has a
+    /// request. Replies that were left to other threads may be missing. Returns `None` if the file
+    /// system is not mounted any more.
     ///
     /// # Errors
-    /// [`TimedOut`](io::ErrorKind::TimedOut) if a request has not been answered until `deadline`; others if
-    /// the directory cannot be reached. The threads continue.
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if a request is not answered by `deadline`; other
+    /// errors if the directory cannot be accessed. The threads continue.
     pub fn pause(&self, deadline: Instant) -> io::Result<Option<OwnedFd>> {
         let Some(device) = self.poller.device() else { return Ok(None) };
         let crew = self.poller.crew();
@@ -55,7 +55,7 @@ impl Pauser {
                 asking.fail(pause, error);
             }
         };
-        // The thread is not waited for: its last question has no answer yet.
+        // The thread is not joined: its last question may have no answer yet.
         let asks = thread::Builder::new().name("pause".to_owned()).spawn(ask);
         let still = asks.and_then(|_| crew.wait_until_still(deadline));
         let paused = match still {

@@ -22,7 +22,7 @@ pub(crate) struct MountPoint {
 }
 
 impl MountPoint {
-    /// Finds the mount of the file system `device` on `at`. Requests nothing of it.
+    /// Finds the mount of the file system `device` on `at`, without a request to it.
     pub(crate) fn find(at: &Path, device: &str) -> io::Result<Self> {
         let is_it = |mounted: &Mounted| mounted.is_fuse() && mounted.device == device;
         let Some(found) = mounts_at(at)?.into_iter().rfind(is_it) else {
@@ -31,10 +31,10 @@ impl MountPoint {
         Ok(Self { at: at.to_owned(), id: Some(found.id), device: Some(found.device) })
     }
 
-    /// Opens the mount's directory, only to name it. Requests nothing of the mount.
+    /// Opens the mount's directory as a path (`O_PATH`), without a request to the mount.
     ///
     /// # Errors
-    /// Something else is there.
+    /// Something else is mounted there, or on top of it.
     pub(crate) fn open(&self) -> io::Result<OwnedFd> {
         let directory = open(&self.at, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let state = fs::read_to_string(format!("/proc/self/fdinfo/{}", directory.as_raw_fd()))?;
@@ -57,7 +57,7 @@ impl MountPoint {
     }
 }
 
-/// Unmounts what is mounted topmost on a directory, lazily if it is busy.
+/// Unmounts the topmost mount on a directory, lazily if it is busy.
 pub(crate) fn unmount_topmost(at: &Path) -> io::Result<()> {
     match unmount(at, UnmountFlags::empty()) {
         Err(Errno::BUSY) => Ok(unmount(at, UnmountFlags::DETACH)?),

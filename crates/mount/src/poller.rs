@@ -1,9 +1,8 @@
 //! Polls for the next request.
 //!
-//! A sequential reader issues its next request within microseconds of a reply. If the thread
-//! already sleeps by then, it must be woken, often on a processor that sleeps too, and that takes
-//! longer than most answers. So one thread polls for a moment after its answer. The success rate
-//! determines how often this is tried.
+//! A sequential reader issues its next request within microseconds of a reply. To wake a thread
+//! that sleeps by then, often on an idle processor, takes longer than most answers. So one thread
+//! polls for a moment after its answer, more often the more such polls succeed.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};

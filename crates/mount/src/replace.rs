@@ -9,7 +9,7 @@ use std::{
 
 use rustix::io::{DupFlags, dup3};
 
-/// Lets the descriptor `old` refer to the file of `new`. Its own file is closed.
+/// Makes the descriptor `old` refer to the file of `new`, and closes the file it referred to.
 pub(crate) fn replace(old: BorrowedFd<'_>, new: impl AsFd) -> io::Result<()> {
     // SAFETY: the descriptor is open while it is borrowed, and stays open: this owner never closes it.
     let mut owned = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(old.as_raw_fd()) });

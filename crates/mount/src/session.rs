@@ -18,23 +18,23 @@ use rustix::{
 
 use crate::replace::replace;
 
-/// The device that all file systems of user space are mounted with.
+/// The device through which FUSE file systems are mounted.
 const DEVICE: &str = "/dev/fuse";
 
 /// The code of the request that begins a session.
 const INIT: u32 = 26;
-/// The protocol of that request: the last version without further fields.
+/// The protocol version in that request: the last one without further fields.
 const VERSION: [u32; 2] = [7, 31];
-/// The length of its header, and its whole length.
+/// The length of that request's header, and of the whole request.
 const HEADER_BYTES: u32 = 40;
 const INIT_BYTES: u32 = HEADER_BYTES + 16;
 
-/// Begins a session with a file system that is mounted, and whose kernel's side has begun. Requests are
-/// not read yet.
+/// Begins a session with a file system whose session with the kernel has already begun. Requests
+/// are not read yet.
 pub(crate) fn continued<F: Filesystem>(filesystem: F, device: &OwnedFd, config: Config) -> io::Result<Session<F>> {
     check(device)?;
-    // A session begins with a request and its reply. These are not the kernel's, whose turn was at the
-    // mount.
+    // fuser expects the request that begins a session. The kernel sent its own at the mount, so
+    // this one comes from a socket.
     let (own, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     write(&other, &init())?;
     let session = Session::from_fd(filesystem, own, config.acl, config)?;
@@ -55,8 +55,8 @@ fn check(device: &OwnedFd) -> io::Result<()> {
     if is_gone(device) { Err(io::Error::new(io::ErrorKind::NotConnected, "it was unmounted")) } else { Ok(()) }
 }
 
-/// Returns a request that begins a session: length, code, number; no file, user, group, process; then the
-/// version, and no features.
+/// Returns a request that begins a session: length, code and number; no file, user, group or
+/// process; then the version, and no features.
 fn init() -> Vec<u8> {
     let (number, none) = (1_u64, 0_u64);
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();

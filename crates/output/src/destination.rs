@@ -1,4 +1,4 @@
-//! Where an image is written to.
+//! Destinations of images.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Seek};
@@ -32,7 +32,7 @@ impl Destination {
     /// existing file is replaced only if it has this format too, and is not a raw disk.
     ///
     /// # Errors
-    /// Nothing may or can be written there.
+    /// Nothing can, or may, be written there.
     pub fn of(path: &Path, format: ImageFormat, force: bool, inputs: &Inputs) -> Result<Self> {
         if path == Path::new("-") {
             ensure!(

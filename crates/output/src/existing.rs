@@ -23,7 +23,7 @@ pub enum Written {
     Image(ImageFormat),
     /// The chunk index of an image.
     ChunkIndex,
-    /// Which chunks of an image are read first.
+    /// A trace: the chunks of an image that are read first.
     Trace,
     /// A manual page of pagefold.
     ManualPage,
@@ -49,8 +49,8 @@ impl Written {
         }
     }
 
-    /// Returns whether a file holds what is to be written. Nothing distinguishes a raw disk from
-    /// other data.
+    /// Returns whether a file holds the kind of data that is to be written. Nothing distinguishes a
+    /// raw disk from other data.
     fn is_in(self, file: &File) -> io::Result<bool> {
         match self {
             Self::Image(ImageFormat::Erofs) => Format::Erofs.is_in(file, 0),
@@ -102,7 +102,7 @@ impl Written {
     /// or it holds the same kind of data.
     ///
     /// # Errors
-    /// It may not, or it cannot be read.
+    /// It may not be overwritten, or cannot be read.
     pub(crate) fn check_overwritten(self, path: &Path, device: &File, size_bytes: u64) -> Result<()> {
         let shown = || path.display().to_string();
         let zeros = || -> io::Result<bool> {

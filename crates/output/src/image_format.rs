@@ -1,4 +1,4 @@
-//! Formats of images that are written, and which names mean them.
+//! Formats of images that are written, and the names that stand for them.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub enum ImageFormat {
     Qcow2,
 }
 
-/// What the ending of a name means.
+/// The meaning of a name's ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Format(ImageFormat),
@@ -125,7 +125,7 @@ impl ImageFormat {
     /// has chosen.
     ///
     /// # Errors
-    /// [`Error::Name`]: it does.
+    /// [`Error::Name`]: the name means another format.
     pub fn check_name(self, path: &Path, why: &str) -> Result<()> {
         let ending = Ending::of(path);
         if ending.allows(self) {

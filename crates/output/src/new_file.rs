@@ -26,7 +26,7 @@ const MOST_LINKS: u32 = 40;
 /// A regular file that a program writes.
 #[derive(Debug)]
 pub struct NewFile {
-    /// Without symbolic links.
+    /// The path, without symbolic links.
     path: PathBuf,
     written: Written,
     /// Whether to replace a file of another kind.

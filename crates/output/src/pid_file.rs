@@ -31,7 +31,7 @@ impl PidFile {
     /// Checks that the file can be written.
     ///
     /// # Errors
-    /// It cannot, or it would replace another file than one of a server.
+    /// It cannot be written, or it would replace a file that is not a server's.
     pub fn check(path: &Path) -> Result<NewFile> {
         NewFile::at(path, Written::ProcessId, false, &Inputs::default())
     }

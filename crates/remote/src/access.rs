@@ -34,8 +34,8 @@ pub(crate) trait Access: Send + Sync {
         None
     }
 
-    /// Learns how to authorize requests from a reply that refuses the authorization `used`. Returns
-    /// whether the request may be repeated.
+    /// Handles a reply that refuses the authorization `used`: looks up how to authorize requests.
+    /// Returns whether the request may be repeated.
     fn challenged(
         &self,
         _client: &Client,

@@ -44,8 +44,8 @@ const MOST_AHEAD: usize = 6;
 /// Approximate maximum of the bytes of a read's chunks that are in memory together.
 const MOST_TOGETHER_BYTES: u64 = 16 << 20;
 
-/// Number of times in a row that a chunk may differ from its sum before the server's file counts as
-/// a different one.
+/// If a chunk differs from its sum this many times in a row, the server's file counts as another
+/// one.
 const MOST_WRONG_SUMS: u32 = 3;
 
 /// An image in a blob on a server. Reads fetch missing chunks. Each chunk, also one from the cache,
@@ -275,7 +275,7 @@ impl Blob {
         need: Need,
     ) -> Result<(Vec<(usize, Bytes)>, Vec<(usize, String)>)> {
         let (mut there, mut mine, mut others) = (Vec::new(), Vec::new(), Vec::new());
-        // One deadline for all chunks.
+        // All chunks have one deadline.
         let latest = Instant::now() + ANNOUNCED;
         let is_late = lock(&self.coming).is_late();
         {
@@ -472,7 +472,7 @@ impl Blob {
     fn fetch_chunks(&self, mut wanted: Vec<usize>, need: Need) {
         {
             let (coming, now) = (lock(&self.coming), Instant::now());
-            // The reader is at or before the first of these chunks.
+            // The reader has reached the first of these chunks or is before it.
             let is_known =
                 wanted.first().is_some_and(|first| (first.saturating_sub(1)..=*first).any(|at| coming.knows(at)));
             wanted.retain(|chunk| !coming.has(*chunk, now) && (!is_known || coming.knows(*chunk)));
@@ -497,7 +497,7 @@ impl Blob {
         }
     }
 
-    /// Lets other threads fetch the chunk of a flight.
+    /// Removes a flight, so that other threads can fetch its chunk.
     fn leave(&self, chunk: usize, flight: &Arc<Flight>) {
         if let Entry::Occupied(entry) = lock(&self.flights).entry(chunk)
             && Arc::ptr_eq(entry.get(), flight)

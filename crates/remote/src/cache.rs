@@ -71,7 +71,7 @@ pub struct Cache {
     stored_bytes: AtomicU64,
 }
 
-/// What the cache holds of a blob.
+/// A blob's part of the cache.
 #[derive(Clone, Debug)]
 pub struct Cached {
     /// The sum of its index.
@@ -99,8 +99,8 @@ pub(crate) struct Lock<'a> {
     range: Range<usize>,
 }
 
-/// A right that one process at a time can take, and has until this is dropped. One byte of the lock file
-/// represents it.
+/// A right that one process at a time can have, until this is dropped: a lock of one byte of the
+/// lock file.
 pub(crate) struct Right {
     lock: File,
     at: i64,
@@ -123,7 +123,7 @@ impl Cache {
         for part in ["blobs", "followed", "manifests", "names"] {
             let path = directory.join(part);
             let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-            // A cache on a read-only file system is used as it is.
+            // On a read-only file system, the cache is only read.
             made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(failed(&path, error)) })?;
         }
         Ok(cache)
@@ -202,7 +202,7 @@ impl Cache {
         let path = self.blob_path(sum);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         let mut is_writable = made.is_ok();
-        // Another process may have removed it since.
+        // Another process may have removed the directory since.
         let place = path.join("index");
         if is_writable && (is_new || !place.exists()) {
             self.write(&place, &index.tree().map_or_else(|| index.encode(), Tree::encode));
@@ -222,7 +222,7 @@ impl Cache {
         Ok(Chunks { cache: Arc::clone(self), index: Arc::clone(index), data, used, is_writable })
     }
 
-    /// Returns what the cache holds, the most recently used blob last.
+    /// Returns the blobs in the cache, the most recently used last.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -513,7 +513,7 @@ impl Chunks {
 
     /// Stores a chunk. A full or read-only disk is not an error.
     pub(crate) fn write(&self, chunk: usize, bytes: &[u8]) {
-        // If another process removed the files all the same, nothing is written to them.
+        // If another process removed the files nevertheless, nothing is written to them.
         let is_writable = self.is_writable && self.is_there();
         if is_writable && self.data.write_all_at(bytes, self.index.stored(chunk).start).is_ok() {
             self.mark(chunk, minute());

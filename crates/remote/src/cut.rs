@@ -1,8 +1,8 @@
 //! Where an image is cut into chunks.
 //!
-//! A read needs whole clusters, and a fetch whole chunks. A chunk that starts and ends with a cluster
-//! is fetched for its own clusters alone, and a short one for few others. Each chunk costs 48 bytes
-//! of the index, which is fetched as a whole.
+//! A read needs whole clusters, and a fetch whole chunks. A chunk that starts and ends with a
+//! cluster is fetched only for its own clusters, and a short chunk brings few others along. Each
+//! chunk costs 48 bytes of the index, which is fetched as a whole.
 
 use std::{collections::HashSet, io, ops::ControlFlow, ops::Range};
 
@@ -21,7 +21,7 @@ const UNIT_BYTES: u64 = 4096;
 /// 2 % of an image fetches more for the index than it saves.
 const USUAL_BYTES: u64 = 48 << 10;
 
-/// The power of two below: what is read together for a chunk's sake.
+/// The power of two below that: the length that is read together for the sake of a chunk.
 pub(crate) const READ_TOGETHER_BYTES: u64 = 32 << 10;
 
 /// The usual largest number of chunks of an image: the index then has 1.5 MiB.
@@ -41,7 +41,7 @@ pub struct Clusters {
     places: Vec<u64>,
     /// Where the image ends according to its superblock; 0 if the superblock does not say.
     image_bytes: u64,
-    /// What opening the image reads. Chunks start where these ranges do.
+    /// The ranges that opening the image reads. Chunks start where these ranges start.
     opening: Vec<Range<u64>>,
 }
 
@@ -131,8 +131,9 @@ impl Clusters {
     }
 }
 
-/// Returns what opening an image reads, in order: its superblock, its root directory, and the metadata of
-/// the file in it, if there is only one. What cannot be found is left out.
+/// Returns the ranges that opening an image reads, in order: its superblock, its root directory,
+/// and the metadata of the file in it, if there is only one. Ranges that cannot be found are left
+/// out.
 fn opening(image: &Image) -> Vec<Range<u64>> {
     let Ok(root) = image.root() else { return Vec::new() };
     let superblock = 0..UNIT_BYTES;
@@ -156,7 +157,7 @@ pub fn index(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<Index> {
     index_with(image, clusters, &mut |_| {})
 }
 
-/// As [`index`]. Calls `each` with all bytes in order.
+/// Like [`index`]. Calls `each` with all bytes in order.
 pub(crate) fn index_with(image: &dyn ReadAt, clusters: &Clusters, each: &mut dyn FnMut(&[u8])) -> io::Result<Index> {
     let mut indexing = Indexing::new();
     let mut bytes = Vec::new();

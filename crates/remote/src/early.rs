@@ -1,4 +1,5 @@
-//! What opening an image reads, requested together with the index: opening then waits once for all of it.
+//! Requests the ranges that opening an image reads together with the index, so that opening waits
+//! only once.
 //!
 //! The manifest lists the ranges, and none of the bytes are trusted: they are compared with the
 //! sums of the index once that has arrived. Bytes that are wrong, late or missing are requested
@@ -34,7 +35,7 @@ pub(crate) enum Early {
     Here {
         /// Where each part starts, and the channel on which its bytes arrive.
         coming: Vec<(u64, mpsc::Receiver<Vec<u8>>)>,
-        /// Keeps other processes that share the cache from requesting the parts too.
+        /// Held so that other processes that share the cache do not request the parts too.
         _right: Option<Right>,
     },
     /// Another process that shares the cache requests the parts, and has this right until they are

@@ -1,4 +1,4 @@
-//! Reading files that should be short, and may be anything.
+//! Reads files that should be short, but are untrusted.
 
 use std::{
     fs::File,
@@ -25,7 +25,7 @@ pub(crate) fn bytes(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
 /// Reads a configuration.
 ///
 /// # Errors
-/// As [`bytes`], and [`io::ErrorKind::InvalidData`] if it is not text.
+/// Those of [`bytes`], and [`io::ErrorKind::InvalidData`] if it is not text.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
     let bytes = bytes(path, MOST_TEXT_BYTES)?;
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))

@@ -67,9 +67,9 @@ enum End {
     Closed,
 }
 
-/// Fetches the chunks of a trace, by the first of `ways` that has it. Returns whether the trace need not
-/// be followed again: a missing one may be stored later. A mirror may return a wrong trace. The trace
-/// itself is wrong only if the last way, to the registry itself, returns it so.
+/// Fetches the chunks of a trace on the first of `ways` that has it. Returns whether the trace need
+/// not be followed again: a missing one may be stored later. A mirror may return a wrong trace, so
+/// a trace counts as wrong only if the last way, to the registry itself, returns it.
 fn follow(client: &Client, ways: &[Box<dyn Access>], blobs: &Receiver<Blobs>) -> bool {
     let hasty = client.hasty();
     let mut open = None;

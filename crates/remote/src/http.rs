@@ -25,7 +25,7 @@ use crate::{
 /// How long a server may take to accept a connection, and how long its name may take to look up.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
-/// How long a server may take until it responds, and between parts of a response.
+/// How long a server may take to respond, and between parts of a response.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// The same for a server that others can replace.

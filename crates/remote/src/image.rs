@@ -1,4 +1,4 @@
-//! Which of a manifest's blobs are an image, as erofs-image-spec describes it.
+//! Finds the blobs of an image in a manifest, as erofs-image-spec describes it.
 
 use std::ops::Range;
 
@@ -23,7 +23,8 @@ pub(crate) const INDEX_TARGET: &str = "org.erofs.chunk-index.target";
 pub(crate) const TREE_ROOT: &str = "org.erofs.dmverity.root_digest";
 pub(crate) const TREE_OFFSET: &str = "org.erofs.dmverity.hash_offset";
 pub(crate) const TREE_BLOCK: &str = "org.erofs.dmverity.block_size";
-/// What opening the image reads, as `START:END,START:END`: whole chunks, requested together with the index.
+/// The ranges that opening the image reads, as `START:END,START:END`: whole chunks, requested
+/// together with the index.
 pub(crate) const OPENING: &str = "org.pagefold.opening";
 pub(crate) const ROLE: &str = "org.erofs.role";
 pub(crate) const DEVICE: &str = "device";
@@ -38,13 +39,13 @@ pub(crate) struct Layer {
     pub(crate) size_bytes: u64,
     pub(crate) index: Option<IndexPlace>,
     pub(crate) tree: Option<TreePlace>,
-    /// What opening the image reads. It only determines when these ranges are requested.
+    /// The ranges that opening the image reads. This only determines when they are requested.
     pub(crate) opening: Vec<Range<u64>>,
 }
 
 impl Layer {
-    /// Returns what stands for the image in the cache and in traces: the sum of its index, or what its
-    /// tree has. `None` if nothing can be verified.
+    /// Returns the identity of the image in the cache and in traces: the sum of its index, or the
+    /// identity of its tree. `None` if nothing can be verified.
     pub(crate) fn identity(&self) -> Option<Sum> {
         let index = self.index.as_ref().map(IndexPlace::sum);
         index.or_else(|| self.tree.as_ref().map(TreePlace::identity))
@@ -84,7 +85,7 @@ pub(crate) struct Layers {
     pub(crate) image: Layer,
 }
 
-/// What a manifest is.
+/// The kinds of manifests.
 #[derive(Debug)]
 pub(crate) enum Contents {
     Layers(Layers),

@@ -41,9 +41,9 @@ const MOST_BLOB_BYTES: u64 = i64::MAX as u64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Chunk {
-    /// Where the chunk is in the blob.
+    /// The chunk's position in the blob.
     stored_at: u64,
-    /// Where the chunk is in the image.
+    /// The chunk's position in the image.
     at: u64,
     sum: Sum,
 }

@@ -81,7 +81,7 @@ impl Mirrors {
         Self { registries, hosts }
     }
 
-    /// Returns those of the system and of the user, or of the environment.
+    /// Returns the mirrors of the system and of the user, or of the environment.
     pub fn of_system() -> Self {
         // The files are read later, possibly from another working directory.
         let given = |name: &str| env::var_os(name).and_then(|path| path::absolute(path).ok());

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 type Begin = Box<dyn FnOnce() + Send>;
 
-/// Work that is only worth it if a chunk must be requested.
+/// Work that is only worth its cost if a chunk must be requested.
 #[derive(Default)]
 pub(crate) struct Missed(Mutex<Option<Begin>>);
 

@@ -1,4 +1,4 @@
-//! What an image in a registry consists of.
+//! The parts of an image in a registry.
 
 use std::{
     io::{self, Read},
@@ -25,7 +25,7 @@ pub struct Part {
     pub(crate) content: Content,
 }
 
-/// Where the bytes of a part are.
+/// The source of a part's bytes.
 pub(crate) enum Content {
     /// This file or blob, and its encoded index.
     Here {

@@ -38,7 +38,7 @@ const MOST_OBJECT_BYTES: u64 = 5 << 30;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PushOptions {
-    /// The names of layers in the manifest.
+    /// The media types of layers in the manifest.
     pub media_types: MediaTypes,
     /// How long failures of a server are waited out.
     pub patience: Duration,
@@ -53,7 +53,7 @@ impl Default for PushOptions {
     }
 }
 
-/// Names of layers that are EROFS images.
+/// Media types of layers that are EROFS images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MediaTypes {
@@ -190,7 +190,7 @@ pub(crate) fn put_object(client: &Client, object: &Object, body: &Outgoing<'_>, 
     })
 }
 
-/// What is being stored in a repository.
+/// An image that is being stored in a repository.
 pub(crate) struct Storing<'a> {
     pub(crate) client: Arc<Client>,
     pub(crate) registry: Arc<Registry>,

@@ -42,8 +42,8 @@ impl Recorder {
         }
     }
 
-    /// Clients may connect from now on: the time until nothing new is read begins. Images opened
-    /// later are not part of the trace.
+    /// Records that clients may connect from now on: the wait until nothing new is read begins.
+    /// Images opened later are not part of the trace.
     pub fn start(&self) {
         self.log.start();
     }

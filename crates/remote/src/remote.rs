@@ -35,7 +35,7 @@ use crate::{
     verity::Tree,
 };
 
-/// What the name of a file's chunk index ends with.
+/// The end of the name of a file's chunk index.
 pub const INDEX_SUFFIX: &str = ".chunk-index";
 
 /// The default time for which failures are waited out.
@@ -218,7 +218,7 @@ impl Opener<'_> {
         Patience::opening(self.options.patience)
     }
 
-    /// Returns what a location without a sum led to when it was opened last. A result that was
+    /// Returns the result of the last opening of a location without a sum. A result that was
     /// accepted without verification is returned only if unverified ones are accepted now.
     fn remembered(&self, key: &str) -> Option<Sum> {
         let cache = self.cache()?;

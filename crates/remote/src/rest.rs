@@ -1,4 +1,4 @@
-//! When a failed server is tried again, if other servers can replace it.
+//! Decides when a failed server is tried again, if other servers can replace it.
 //!
 //! ```text
 //! works ── failure ──▶ rests ── time ──▶ is tried by one request at a time ── success ──▶ works

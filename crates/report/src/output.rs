@@ -15,7 +15,7 @@ use crate::{line::Line, record::Record, targets::targets, words};
 pub enum Rounds {
     /// Figures are measured once: lines of JSON appear as they are measured.
     Once,
-    /// Its median counts, and ratios are of the same round.
+    /// The median counts. Ratios are of figures of the same round.
     Median,
     /// The best counts.
     Best,
@@ -37,12 +37,12 @@ pub struct Output {
     /// In the order of their first figures.
     subjects: Vec<String>,
     skipped: Vec<String>,
-    /// Targets apply to the cases whose names begin so.
+    /// Targets apply to the cases whose names begin with this.
     judged: &'static str,
 }
 
 impl Output {
-    /// Makes one for the figures of a bench, and prints the bench and the machine.
+    /// Creates an output for the figures of a bench, and prints the bench and the machine.
     pub fn new(bench: &'static str, json: bool, rounds: Rounds) -> Self {
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let command: Vec<String> = env::args().skip(1).collect();
@@ -56,18 +56,18 @@ impl Output {
         Self { bench, json, rounds, record, best, subjects, skipped, judged: "" }
     }
 
-    /// Lets targets apply to the cases whose names begin with `prefix`.
+    /// Restricts targets to the cases whose names begin with `prefix`.
     pub fn judge_only(&mut self, prefix: &'static str) {
         self.judged = prefix;
     }
 
-    /// Puts a figure of pagefold.
+    /// Outputs a figure of pagefold.
     pub fn put(&mut self, case: &str, metric: &str, value: f64, unit: &str) {
         self.put_of(SUBJECT, case, metric, value, unit);
     }
 
-    /// Puts a figure of a subject. One that is not finite, because nothing was measured, is left out.
-    /// A metric that begins with `=` is for the tables and the verdicts alone.
+    /// Outputs a figure of a subject, unless it is not finite because nothing was measured. A
+    /// metric that begins with `=` is for the tables and the verdicts alone.
     pub fn put_of(&mut self, subject: &str, case: &str, metric: &str, value: f64, unit: &str) {
         if !value.is_finite() {
             return;

@@ -31,7 +31,7 @@ pub(super) struct Plan {
 #[derive(Clone, Debug)]
 pub(super) struct Scratch {
     pub(super) disk: PathBuf,
-    /// In memory if possible.
+    /// The folder for files that should be in memory, if possible.
     pub(super) memory: PathBuf,
 }
 

@@ -23,7 +23,7 @@ struct PublishedTable {
     unit: String,
     /// Decimal places.
     decimals: usize,
-    /// Whether means compared with each side's first column are meaningful.
+    /// Whether it makes sense to compare means with the first column of each side.
     means: bool,
     published: Vec<String>,
     measured: Vec<String>,

@@ -48,9 +48,9 @@ pub struct Sizes {
     pub kind: String,
     /// Pages that were compressed.
     pub pages: usize,
-    /// Of the kind's whole file.
+    /// The checksum of the kind's whole file.
     pub crc32: u32,
-    /// Of each subject, in the order of [`SUBJECTS`].
+    /// The bytes of each subject, in the order of [`SUBJECTS`].
     pub bytes: Vec<usize>,
 }
 

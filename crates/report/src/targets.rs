@@ -59,7 +59,8 @@ impl Target<'_> {
         (!cases.is_empty()).then_some(Ratios { mean, cases })
     }
 
-    /// Says whether a run reaches it, and by how much; `None` if the run has no figures for it.
+    /// Returns whether a run reaches the target, and by how much; `None` if the run has no figures
+    /// for it.
     pub(super) fn verdict(&self, record: &Record) -> Option<String> {
         let Self { ours: Pick { case, subject, metric, .. }, peer, of_mean, at_least, bound } = *self;
         let Ratios { mean, cases } = self.figures(record)?;

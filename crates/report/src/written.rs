@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-/// What is written.
+/// The kinds of files that are written.
 #[derive(Clone, Copy)]
 pub enum Written {
     /// JSON lines.

@@ -88,7 +88,7 @@ fn refused(case: &Case) -> bool {
     memory_file().and_then(|out| build_in(&empty, &Expected::of(&empty), 1, Store::Memory, &out)).is_err()
 }
 
-/// As [`round_trip`], with panics as failures.
+/// Like [`round_trip`], with panics as failures.
 ///
 /// # Errors
 /// The errors of [`round_trip`], or the panic's message.

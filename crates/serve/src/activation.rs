@@ -1,5 +1,5 @@
-//! Descriptors passed by a service manager, using the protocol of `sd_listen_fds(3)`: sockets, and what an
-//! earlier process of the service has stored.
+//! Descriptors that a service manager passes as `sd_listen_fds(3)` describes: sockets, and those
+//! that an earlier process of the service has stored.
 #![allow(unsafe_code)] // descriptors that were open when the process began
 
 use std::{
@@ -45,7 +45,7 @@ impl Passed {
         format!("{}{process}-{what}", Self::STORED)
     }
 
-    /// Returns what a descriptor's name says: the process that has stored it, and what it is.
+    /// Parses a descriptor's name: the process that has stored it, and the rest of the name.
     pub fn parts_of(name: &str) -> Option<(u32, &str)> {
         let (process, what) = name.strip_prefix(Self::STORED)?.split_once('-')?;
         let is_number = process.bytes().all(|byte| byte.is_ascii_digit());
@@ -81,7 +81,7 @@ impl Passed {
         Ok(Some(all))
     }
 
-    /// Takes what an earlier process of the service has stored: descriptors with their names.
+    /// Takes the descriptors that an earlier process of the service has stored, with their names.
     pub fn take_stored(&mut self) -> Vec<(String, OwnedFd)> {
         std::mem::take(&mut self.stored)
     }

@@ -102,7 +102,7 @@ pub(crate) struct Control {
 
 /// The connections that have chosen an export, by number, the oldest first.
 struct Connections {
-    /// Maximum number of those without such a place.
+    /// Maximum number of connections without such a place.
     limit: usize,
     all: BTreeMap<u64, Admitted>,
     /// Number of those with one of the places for private exports.
@@ -261,7 +261,7 @@ impl Control {
 
     /// Gives a place to a connection that has chosen `export`, unless the export has its share. The
     /// export already counts the connection. `exports` is the number of exports. `idle` is the
-    /// connection's memory, if there was some when it arrived.
+    /// connection's memory, if it got any when it arrived.
     pub(crate) fn seat(
         self: &Arc<Self>,
         number: u64,
@@ -408,8 +408,8 @@ impl Control {
         self.lock().all.values().for_each(|admitted| admitted.stream.shutdown());
     }
 
-    /// Waits for at most `time` until no connection is left, or until they are abandoned. Returns
-    /// whether that has happened.
+    /// Waits for at most `time` until no connection is left or they are abandoned. Returns whether
+    /// either happened.
     pub(crate) fn wait_for_all(&self, time: Option<Duration>) -> bool {
         let mut connections = self.lock();
         let deadline = time.map(|time| Instant::now() + time);
@@ -436,13 +436,13 @@ impl fmt::Debug for Control {
 
 /// Wakes the thread that polls an eventfd.
 pub(crate) fn wake(fd: &OwnedFd) {
-    // If it fails because the counter is full, the thread has not seen the last call yet.
+    // A write to a full counter fails; then the thread has yet to see an earlier one.
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // Dropped first: once this seat is gone, the server may end.
+        // Dropped first, because the server may end once this seat is gone.
         self.presence = None;
         self.idle = None;
         let mut connections = self.control.lock();
@@ -459,7 +459,7 @@ impl Keeper<Stream> for Seat {
     fn watch(connection: &Arc<Served>) -> bool {
         let seat = connection.keeper();
         let rests = seat.control.resting.add(seat.number, connection);
-        // The pause for which its leader stopped may have ended already.
+        // The pause for which its leader stopped may already have ended.
         if rests && connection.is_parked() {
             seat.nudge();
         }

@@ -95,7 +95,7 @@ pub(crate) struct Connection<T, G> {
     session: Session,
     common: Arc<Common>,
     client: Arc<Client>,
-    /// What the leader holds; `None` while the connection rests.
+    /// The resources of the leader; `None` while the connection rests.
     work: Mutex<Option<Work>>,
     /// State that the last leader left because the server paused.
     parked: Mutex<Parked>,
@@ -119,7 +119,7 @@ impl Unsent {
         self.taken.extend(taken);
     }
 
-    /// Removes what was sent: all but the last `left_bytes`.
+    /// Removes the bytes that were sent: all but the last `left_bytes`.
     fn sent(&mut self, left_bytes: usize) {
         if left_bytes == 0 {
             *self = Self::default();
@@ -129,7 +129,7 @@ impl Unsent {
     }
 }
 
-/// What a connection holds while it works.
+/// The resources that a connection holds while it works.
 struct Work {
     /// Counts the leader. Must be dropped before the memory is released.
     _working: Working,
@@ -163,8 +163,8 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         drop(work);
     }
 
-    /// Lets the transport release its buffers if the connection rests or has ended. To be called after
-    /// a task.
+    /// Makes the transport release its buffers if the connection rests or has ended. Called after a
+    /// task.
     fn rest_if_idle(&self) {
         if !self.client.is_busy() && self.lock_work().is_none() {
             self.transport.rest();

@@ -16,7 +16,7 @@ pub enum Error {
     /// No address was given.
     #[error("no address to listen on: add a Unix socket path, a TCP address, a vsock port or socket activation")]
     NoListener,
-    /// An export has no valid name of its own.
+    /// An export's name is invalid, or used twice.
     #[error(transparent)]
     Export(#[from] ExportError),
     /// A server listens on the path.

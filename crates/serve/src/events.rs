@@ -1,6 +1,6 @@
 //! The server's own thread: it accepts clients, negotiates with them, and resumes connections that
-//! rest when data arrive. No client takes another thread before its first request, except for TLS
-//! handshakes, which separate threads compute.
+//! rest when data arrive. Before its first request, no client needs another thread, except to
+//! compute TLS handshakes.
 //!
 //! ```text
 //! accepted → newcomer, until it has chosen an export
@@ -42,8 +42,8 @@ use crate::{
 /// Pause before the next attempt if the system refuses a descriptor, a thread or memory.
 const SYSTEM_PAUSE: Duration = Duration::from_millis(100);
 
-/// Pause before the next attempt if the account refuses memory to work. Memory that is released by
-/// connections wakes the thread earlier.
+/// Pause before the next attempt if the account refuses memory to work. Connections that release
+/// memory wake the thread earlier.
 const WORK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A newcomer is not closed to make room before this time, so that many clients that connect at the
@@ -101,7 +101,7 @@ pub(crate) struct Events {
     handshakes: Arc<Handshakes>,
     /// Connections with data that wait for memory and a thread, in the order of their arrival.
     ready: VecDeque<(u64, Arc<Served>)>,
-    /// When to try again to let the first of them work.
+    /// When to retry to let the first of them work.
     retry: Option<Instant>,
     /// When to accept clients again.
     deaf_until: Option<Instant>,
@@ -169,7 +169,7 @@ impl Events {
 
     fn handle(&mut self, number: u64) {
         if number == WAKE {
-            // After this, the eventfd reads as 0.
+            // This resets the eventfd to 0.
             let _ = rustix::io::read(&*self.control.wake, &mut [0; 8]);
             self.retry = None;
             for Done { number, newcomer, result } in self.handshakes.take_done() {
@@ -179,7 +179,7 @@ impl Events {
                     self.proceed(number, result);
                 }
             }
-            // After a pause, all that can continue does.
+            // After a pause, all connections that can continue do so.
             let Control { common, resting, .. } = &*self.control;
             if !common.is_pausing() && resting.has_parked.swap(false, Ordering::SeqCst) {
                 self.ready.extend(resting.take_parked());
@@ -265,7 +265,7 @@ impl Events {
 
     fn accept(&mut self, number: u64) {
         if self.deaf_until.is_some() {
-            // A socket that was opened since.
+            // A socket that was opened in the meantime.
             return self.listen(self.deaf_until);
         }
         if !self.make_room() {
@@ -296,7 +296,7 @@ impl Events {
         };
         let number = self.next;
         self.next += 1;
-        // Registered from now on, but without events yet.
+        // Watched from now on, but not for any event yet.
         let added = epoll::add(&self.control.resting.epoll, &*stream, EventData::new_u64(number), EventFlags::ONESHOT);
         if let Err(error) = added {
             return self.control.report(Refused::Accept(error.into()));
@@ -368,8 +368,8 @@ impl Events {
         self.proceed(number, result);
     }
 
-    /// Lets a thread compute a newcomer's part of its handshake. If there is no thread for it, this
-    /// one does it.
+    /// Makes a thread compute the server's part of a newcomer's handshake. If there is no thread
+    /// for it, this one does it.
     fn shake_hands(&mut self, number: u64) {
         let Some(entry) = self.newcomers.get_mut(&number) else { return };
         let has_memory = entry.has_memory();
@@ -405,7 +405,7 @@ impl Events {
                         self.ready.push_back((number, connection));
                     } else {
                         connection.transport().rest();
-                        // If it fails, the connection ends here.
+                        // If this fails, the connection is dropped, which ends it.
                         self.control.resting.add(number, &connection);
                     }
                 }
@@ -423,7 +423,7 @@ impl Events {
         }
     }
 
-    /// Lets connections with data work, if memory and threads allow.
+    /// Starts work on connections with data, if memory and threads allow.
     fn start_ready(&mut self) {
         let memory = Arc::clone(self.control.common.executor.memory());
         if self.control.common.is_pausing() {
@@ -547,8 +547,8 @@ impl Events {
         Some(self.exports.list().iter().find(|export| export.requests() > 0)?.name().to_string())
     }
 
-    /// Returns the server's sockets, and the states of its clients. Fails if one cannot be handed over, or
-    /// leaves it out.
+    /// Returns the server's sockets and the states of its clients. A client that cannot be handed
+    /// over is left out, or makes this fail.
     fn hand_over(&self, leaves_out: bool) -> Result<Handed<Shared>, PauseError> {
         let mut handed = Handed::<Shared>::default();
         for (_, opened) in self.control.sockets.list() {

@@ -51,7 +51,7 @@ struct State {
     ended: bool,
 }
 
-/// A newcomer that comes back.
+/// A newcomer that a thread returns.
 pub(crate) struct Done {
     pub(crate) number: u64,
     pub(crate) newcomer: Box<Newcomer>,
@@ -79,7 +79,7 @@ impl Handshakes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a thread continue a newcomer's negotiation. The server's thread is woken when
+    /// Hands a newcomer's negotiation to a thread. The server's thread is woken when
     /// [`take_done`](Self::take_done) can return it.
     ///
     /// # Errors
@@ -153,9 +153,9 @@ impl Handshakes {
         drop(taken);
     }
 
-    /// Returns the next newcomer; `None` if there has been none for [`IDLE`], or the server stops. The
-    /// thread is then uncounted, under the lock under which that was decided: a newcomer that is queued
-    /// later finds that it needs another thread.
+    /// Returns the next newcomer; `None` if there has been none for [`IDLE`], or the server stops.
+    /// The thread is then uncounted under the same lock, so a newcomer that is queued later starts
+    /// another thread.
     fn next(&self) -> Option<(u64, Box<Newcomer>)> {
         let mut state = self.lock();
         loop {

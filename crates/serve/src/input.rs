@@ -163,7 +163,7 @@ impl<T: Transport> Input<T> {
         self.receive_most(usize::MAX, timeout, share)
     }
 
-    /// As `receive`, for at most `most_bytes`.
+    /// Like `receive`, for at most `most_bytes`.
     pub(crate) fn receive_most(
         &mut self,
         most_bytes: usize,
@@ -216,7 +216,7 @@ pub(crate) fn parse(bytes: &[u8], headers: Headers) -> Result<Option<Request>, M
 }
 
 impl<T: Transport> Source<T> {
-    /// Returns what is to be received again.
+    /// Returns the bytes that are to be received again.
     fn left(&self) -> &[u8] {
         self.replay.get(self.replayed_bytes..).unwrap_or_default()
     }

@@ -56,7 +56,7 @@ impl Default for Permissions {
     }
 }
 
-/// A listening socket. If it created a Unix socket's file, dropping it removes the file.
+/// A listening socket. Dropping it removes the Unix socket's file, if it created one.
 #[derive(Debug)]
 pub(crate) struct Listener {
     /// Dropped before the socket: the open socket keeps the file's inode number from being reused
@@ -241,8 +241,8 @@ fn permit(path: &Path, Permissions { mode, group }: Permissions) -> io::Result<(
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket || found.st_uid != geteuid().as_raw() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "another file has replaced the socket"));
     }
-    // Nothing is changed where it is right already, since a filter of system calls may forbid
-    // changes.
+    // A mode or group that is already right is not set, since a filter of system calls may forbid
+    // it.
     if let Some(group) = group.filter(|group| *group != found.st_gid) {
         chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
     }
@@ -261,7 +261,7 @@ impl Listener {
         Ok(Self { file, fd: listener.into(), tcp: None, vsock: None, path: Some(path.into()), is_passed: false })
     }
 
-    /// Returns the socket's file. Once it is removed, clients that have connected are accepted.
+    /// Returns the socket's file. Clients that connect before it is removed are still accepted.
     pub(crate) fn file(&self) -> &OwnFile {
         &self.file
     }

@@ -27,7 +27,7 @@ const SHORT_OPTION_BYTES: u32 = 2 << 10;
 /// queries grows.
 const OPTION_COST: u64 = 8;
 
-/// Replies to LIST are made whenever the previous ones have been sent, in pieces of this size.
+/// Replies to LIST are created in pieces of this size, each once the previous one has been sent.
 const LIST_PIECE_BYTES: usize = 2 << 10;
 
 /// Exports that are looked up together for a LIST.
@@ -64,15 +64,15 @@ pub(crate) enum Ended {
 /// Whether a client uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Security {
-    /// It cannot use TLS: the server has no certificates.
+    /// The client cannot use TLS: the server has no certificates.
     Plain,
-    /// It may.
+    /// The client may begin it.
     Offered,
     /// It must begin TLS before any other option.
     Required,
     /// TLS begins once the replies have been sent: all bytes that follow are TLS records.
     Starts,
-    /// It does.
+    /// TLS has begun.
     Tls,
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct Negotiation {
     received_bytes: usize,
     /// Memory of a long option.
     taken: Option<Taken>,
-    /// Its outcome, which holds once the remaining replies have been sent.
+    /// The outcome, which holds once the remaining replies have been sent.
     ended: Option<Result<Session, Ended>>,
 }
 
@@ -290,7 +290,7 @@ impl Negotiation {
     pub(crate) fn sent(&mut self, bytes: usize) {
         self.sent_bytes += bytes;
         if self.unsent().is_empty() {
-            // A long reply leaves no memory behind.
+            // The memory of a long reply is released.
             (self.replies, self.sent_bytes) = (Vec::new(), 0);
             if let Some(after) = self.listing {
                 self.list_more(after);
@@ -456,7 +456,7 @@ impl Negotiation {
         if self.security == Security::Tls {
             return self.reply(option::STARTTLS, reply::ERR_INVALID, b"TLS is in use");
         }
-        // What was agreed on in plain text may come from an attacker.
+        // Whatever was agreed on in plain text may come from an attacker.
         (self.headers, self.selected) = (Headers::default(), None);
         self.reply(option::STARTTLS, reply::ACK, b"");
         self.security = Security::Starts;

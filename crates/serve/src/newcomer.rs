@@ -31,7 +31,7 @@ pub(crate) enum Place {
     Seat(Seat),
 }
 
-/// What a newcomer waits for.
+/// The event that a newcomer waits for.
 pub(crate) enum Progress {
     Waits(EventFlags),
     /// A thread that computes its part of the TLS handshake.

@@ -73,14 +73,14 @@ pub(crate) enum Ask {
 enum State {
     #[default]
     Running,
-    /// It has to pause.
+    /// The thread has to pause.
     Asked(Asked),
     /// The pause was requested, but no thread waits for it any more: what has stopped for it must
     /// continue.
     Cancelled,
-    /// Nothing is requested. `None`: the result has been taken.
+    /// The pause has begun. `None` once the result has been taken.
     Paused(Option<Result<Handed<Shared>, PauseError>>),
-    /// It never continues.
+    /// The thread never continues.
     Given,
     Ended,
 }

@@ -35,15 +35,15 @@ impl Paused {
         &self.handed
     }
 
-    /// Ends the server without closing the connections of its clients: another one, which has got what
-    /// was [handed](Self::handed) over, continues.
+    /// Ends the server without closing the connections of its clients: another server continues
+    /// with what was [handed over](Self::handed).
     pub fn give_away(self) {
         self.control.sockets.leave_files();
         self.control.pause.give_away();
     }
 }
 
-/// Lets requests stop, or continue.
+/// Makes requests stop, or continue.
 fn set_pausing(control: &Control, pausing: bool) {
     control.common.pausing.store(pausing, Ordering::SeqCst);
     control.wake();

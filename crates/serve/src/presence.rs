@@ -1,4 +1,4 @@
-//! Reports of clients that begin and end to use an export.
+//! Reports when clients begin and cease to use an export.
 
 use std::{fmt, sync::Arc};
 

@@ -14,7 +14,7 @@ use crate::{
     session::Session,
 };
 
-/// Extents per reply at most; a client asks again for the rest.
+/// Maximum number of extents per reply; a client asks again for the rest.
 pub(crate) const MAX_EXTENTS: usize = 4096;
 /// Longest error message in bytes.
 const MAX_MESSAGE_BYTES: usize = 256;
@@ -364,7 +364,7 @@ impl Reading {
         self.fill_with(replies, session, device, true, |device, at, data| device.read(at, data).map(|()| true))
     }
 
-    /// As `fill`, until it would wait for storage.
+    /// Like `fill`, until it would wait for storage.
     pub(crate) fn try_fill<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
@@ -375,7 +375,7 @@ impl Reading {
         self.fill_with(replies, session, device, false, read)
     }
 
-    /// As `try_fill`, with `read`, which returns whether it has filled the data. Unless it
+    /// Like `try_fill`, with `read`, which returns whether it has filled the data. Unless it
     /// `may_wait`, holes of a device that may block are sent as zeros, because looking for holes
     /// may wait for storage.
     pub(crate) fn fill_with<B: AsRef<[u8]> + AsMut<[u8]>>(
@@ -504,7 +504,7 @@ impl Reading {
 pub(crate) enum Filled {
     /// All that was left, or an error.
     All,
-    /// As much as fits. The replies must be sent before the rest.
+    /// As much as fits. The replies must be sent before the rest is added.
     Part,
     /// The next part would wait for storage.
     Blocks,

@@ -1,4 +1,4 @@
-//! Connections that rest, and what watches them: the server's thread waits for all of them together.
+//! Connections that rest, and the epoll with which the server's thread waits for all of them.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) const WAKE: u64 = u64::MAX;
 pub(crate) const LEAST_LISTENER: u64 = 1 << 63;
 
-/// Connections that rest, and what watches them.
+/// Connections that rest, and the epoll that watches them.
 pub(crate) struct Resting<G> {
     pub(crate) epoll: OwnedFd,
     /// Whether some may be able to continue before data arrive.
@@ -39,7 +39,7 @@ pub(crate) struct RestingState<G> {
 /// A connection that rests.
 pub(crate) struct Rester<G> {
     pub(crate) connection: Arc<Connection<Stream, G>>,
-    /// When it ends, if its export was removed.
+    /// When the connection is to end, if its export was removed.
     pub(crate) ends: Option<Instant>,
 }
 

@@ -151,7 +151,8 @@ impl Builder {
         self
     }
 
-    /// Calls `notify` when a client begins to use an export and when it has ended. Clients wait for it.
+    /// Calls `notify` when a client begins to use an export, and when it ends. Clients wait for the
+    /// call.
     #[must_use]
     pub fn when_client(mut self, notify: impl Fn(ClientEvent) + Send + Sync + 'static) -> Self {
         self.when_client = WhenClient(Some(Arc::new(notify)));
@@ -225,7 +226,7 @@ fn new_executor(limits: Limits, account: Option<Arc<dyn Account>>) -> Arc<Execut
 pub struct Server {
     exports: Exports,
     control: Arc<Control>,
-    /// The clients that were taken over from another server: the number of all, and those that
+    /// The clients taken over from another server: the number of the next one, and those that
     /// negotiate.
     clients: u64,
     newcomers: Vec<(u64, Newcomer)>,
@@ -289,9 +290,9 @@ impl ServerHandle {
         Paused::begin(&self.0, patience, false)
     }
 
-    /// As `pause`, for a server that ends in any case: leaves out the clients that cannot be handed
-    /// over. These are clients with TLS, clients of exports that are not disks, and clients whose
-    /// requests have not ended after `patience`, which are disconnected.
+    /// Like `pause`, for a server that ends in any case: disconnects clients that cannot be handed
+    /// over. These are clients with TLS, of exports that are not disks, or with requests that have
+    /// not ended after `patience`.
     ///
     /// # Errors
     /// See [`PauseError`].
@@ -446,7 +447,7 @@ impl Server {
         self.control.sockets.own_files();
         let mut events = Events::new(Arc::clone(&self.control), self.exports.clone(), self.clients, newcomers);
         let result = events.run();
-        // Even after an error.
+        // The connections end even after an error.
         events.finish(grace);
         result
     }

@@ -1,4 +1,4 @@
-//! What a client has negotiated.
+//! The result of a client's negotiation.
 
 use std::sync::Arc;
 

@@ -169,7 +169,7 @@ impl Transport for Socket {
         }
     }
 
-    /// Implements its own timeout: the kernel's restarts whenever there is room for a part of
+    /// This has its own timeout: the kernel's restarts whenever there is room for a part of
     /// `bytes`.
     fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize> {
         let deadline = Deadline::after(timeout);

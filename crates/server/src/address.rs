@@ -15,7 +15,7 @@ pub enum Address {
     Unix(PathBuf),
     /// A TCP port.
     Tcp {
-        /// As it was given.
+        /// The address as it was given.
         address: SocketAddr,
         /// The address for clients: for a wildcard, an address of this machine.
         reachable: SocketAddr,
@@ -24,7 +24,7 @@ pub enum Address {
     },
     /// A vsock port, for virtual machines on this host or for this machine's host.
     Vsock {
-        /// The context id under which they reach this machine.
+        /// The context id under which clients reach this machine.
         cid: u32,
         /// The port.
         port: u32,

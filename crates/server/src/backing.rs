@@ -116,8 +116,7 @@ impl Backing {
         Ok(Self(Kind::Base(Arc::new(BaseDisk { device, pristine, file, _record: record }))))
     }
 
-    /// Continues a disk that another process has handed over: one that clients write, or a
-    /// snapshot.
+    /// Continues a disk that another process has handed over: a RAM disk or a snapshot.
     pub(crate) fn of_taken(ram: Arc<RamDisk>, is_snapshot: bool, limit_bytes: Option<u64>) -> Self {
         if is_snapshot {
             return Self(Kind::Snapshot(ram));
@@ -126,7 +125,7 @@ impl Backing {
         Self(Kind::Ram(ram))
     }
 
-    /// Opens `file` as a base again, whose unmodified disk another process has handed over.
+    /// Opens `file` again as a base, whose unmodified disk another process has handed over.
     pub(crate) fn of_taken_file(
         pool: &Pool,
         base: Arc<Base>,

@@ -4,7 +4,7 @@ use pagefold_disk::{BlockDevice, Error, Extent, Read, Zeroes};
 
 use crate::backing::BaseDisk;
 
-/// Reads go through the disk over the base, which has the kept pages.
+/// Reads go through the disk over the base, which has the pages that are kept compressed.
 impl BlockDevice for BaseDisk {
     fn size_bytes(&self) -> u64 {
         self.device.size_bytes()

@@ -72,7 +72,7 @@ impl fmt::Display for BaseFile {
 pub(crate) struct BaseCaches {
     /// Decoded clusters. They count against the limit while there are any bases.
     clusters: Cache,
-    /// Compressed pages, which disks displace.
+    /// Compressed pages, which are evicted when disks need the memory.
     pub(crate) pages: BaseCache,
     /// The maximum size of both; `None` means a quarter of the limit.
     given_bytes: Option<u64>,
@@ -99,7 +99,7 @@ impl BaseCaches {
         (self.clusters.kept_bytes() as u64, self.clusters.limit_bytes() as u64)
     }
 
-    /// Returns what clients of the control socket see.
+    /// Returns the description for clients of the control socket.
     pub(crate) fn figures(&self) -> Figures {
         let figures = [
             ("base_cache_bytes", self.clusters.kept_bytes() as u64),

@@ -1,4 +1,4 @@
-//! Belongings of a server that this library does not know.
+//! What a program hands over with a server in addition to its disks.
 
 use std::os::fd::OwnedFd;
 

@@ -37,7 +37,7 @@ const NEWCOMERS: u64 = 64;
 
 /// The memory of clients, counted in a pool.
 ///
-/// `taken ≤ counted_bytes + exempt_bytes`, and if the pool has room, `counted_bytes ≥ kept_bytes`.
+/// `taken ≤ counted_bytes + exempt_bytes` and, if the pool has room, `counted_bytes ≥ kept_bytes`.
 pub(crate) struct ClientMemory {
     pool: Pool,
     state: Mutex<ClientMemoryState>,
@@ -90,9 +90,8 @@ impl Claims {
         }
     }
 
-    /// Returns the sum of these bytes, which include a new `claim`, and of the reserves that the
-    /// claim must leave unused. These are the reserves of other purposes, and all reserves once the
-    /// claim exceeds its own.
+    /// Returns these bytes, which include a new `claim`, plus the reserves that it must leave
+    /// unused: those of other purposes, once it exceeds its own.
     fn with_reserves(self, claim: Claim, reserved: Self) -> u64 {
         let connections = self.connections.max(reserved.connections);
         let work = self.work.max(reserved.work);
@@ -107,7 +106,7 @@ impl Claims {
 }
 
 impl ClientMemoryState {
-    /// Returns what all clients together may take.
+    /// Returns the most bytes that all clients together may take.
     fn most_bytes(&self) -> u64 {
         self.limit_bytes.map_or(u64::MAX, |_| self.kept_bytes + OVERDRAFT_BYTES)
     }
@@ -151,7 +150,7 @@ impl ClientMemoryState {
     }
 }
 
-/// Returns what all permitted connections take without loans.
+/// Returns the bytes that all permitted connections take without loans.
 fn need(limits: Limits, cost: Cost) -> Claims {
     let served = (limits.connections as u64).saturating_add(limits.private as u64);
     let connections = served.saturating_add(NEWCOMERS.min(limits.negotiating as u64)).saturating_mul(cost.idle_bytes);
@@ -234,9 +233,9 @@ impl ClientMemory {
         self.lock().warning()
     }
 
-    /// Counts the reserve in the pool if there is room. What clients use in addition is counted
-    /// beyond the limit. When the reserve shrinks, its part in use stays counted. Without a limit,
-    /// counts only what clients use.
+    /// Counts the reserve in the pool if there is room. Memory that clients use in addition is
+    /// counted beyond the limit. When the reserve shrinks, the part in use stays counted. Without a
+    /// limit, only the memory in use is counted.
     fn settle(&self, state: &mut ClientMemoryState) {
         let taken_bytes = state.taken.sum();
         let in_use_bytes = taken_bytes.min(state.counted_bytes);
@@ -445,8 +444,8 @@ mod tests {
         }
     }
 
-    /// The objects of these pages have one length, so that a full heap has no free bytes between
-    /// them; the overdraft is more than the pool keeps for overwriting.
+    /// All pages compress to one length, so a full heap has no free bytes between objects. The
+    /// overdraft exceeds what the pool reserves for overwriting.
     #[test]
     fn a_full_disk_is_overwritten_while_clients_overdraw() {
         let limit_bytes = 64 << 20;

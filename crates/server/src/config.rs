@@ -1,4 +1,4 @@
-//! What a server is made with.
+//! The configuration of a server.
 
 use std::{fmt, sync::Arc};
 
@@ -22,8 +22,9 @@ pub struct Config {
     /// Maximum memory for the content of bases, within the limit; `None` means a quarter of the
     /// limit.
     pub base_cache_bytes: Option<u64>,
-    /// Whether the disks' memory outlives the process in its [store](crate::Sockets::store), for a process
-    /// that continues if this one is killed. Fresh memory then takes longer to fault in.
+    /// Whether the disks' memory outlives the process in its [store](crate::Sockets::store), so
+    /// that another process can continue if this one is killed. Fresh memory then takes longer to
+    /// fault in.
     pub keep_memory: bool,
     /// What happens to writes that would exceed this limit or a disk's own.
     pub when_full: WhenFull,

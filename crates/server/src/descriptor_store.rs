@@ -1,4 +1,4 @@
-//! Where a server leaves open files for the process that continues it.
+//! A store in which a server leaves open files for the process that continues it.
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
@@ -7,11 +7,11 @@ pub trait DescriptorStore: Send + Sync {
     /// Returns how many files it keeps; 0 if the server cannot leave anything there.
     fn room(&self) -> usize;
 
-    /// Announces that this process is starting, and needs up to `time` until it is ready or calls
+    /// Announces that this process is starting, and takes up to `time` until it is ready or calls
     /// this again.
     fn begins_within(&self, time: Duration);
 
-    /// Announces that this process is about to end, and needs up to `time` for that.
+    /// Announces that this process ends, which takes up to `time`.
     fn ends_within(&self, time: Duration);
 
     /// Keeps a copy under a name.

@@ -63,7 +63,7 @@ pub(crate) struct FoundDisk {
     pub(crate) path: Option<String>,
     pub(crate) from: Option<String>,
     pub(crate) age: Duration,
-    /// Bytes of the pages that it has written itself; the next field is the memory that they use.
+    /// Bytes of the disk's own pages; the next field is the memory that they use.
     pub(crate) changed_bytes: u64,
     pub(crate) own_bytes: u64,
     pub(crate) snapshots: u64,
@@ -181,7 +181,7 @@ impl Disk {
     }
 }
 
-/// Returns what clients have done as figures, without those that are 0.
+/// Returns the counts of clients' requests as figures, without those that are 0.
 pub(crate) fn done_figures(done: &AllDone) -> impl Iterator<Item = (String, serde_json::Value)> {
     let figures = Operation::ALL.map(|operation| {
         let Done { requests, errors, bytes, timed, timed_ns } = done.of(operation);

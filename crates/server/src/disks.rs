@@ -55,10 +55,10 @@ pub(crate) struct DisksConfig {
     pub(crate) open: Arc<Open>,
 }
 
-/// The configuration of disks that another server has had.
+/// The configuration of another server's disks.
 pub(crate) struct TakenConfig {
     pub(crate) pool: Pool,
-    /// The number that their identities begin with.
+    /// The number with which the disks' identities begin.
     pub(crate) id: u64,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) base_caches: BaseCaches,
@@ -335,7 +335,8 @@ impl Disks {
         resized?.map_err(|error| {
             let code = match &error {
                 BlockError::NoSpace => Code::NoMemory,
-                // The disk reports an impossible size this way. Other errors are those of its base.
+                // The disk reports an impossible size with this error. Other errors are those of
+                // its base.
                 BlockError::Io(error) if error.kind() == ErrorKind::InvalidInput => Code::InvalidSize,
                 _ => Code::Failed,
             };
@@ -361,7 +362,7 @@ impl Disks {
         }
         let records = all.iter().map(|(_, new, bytes)| Counted::record(&self.table.pool, new, *bytes));
         let records = records.collect::<Result<Vec<_>, _>>()?;
-        // Only the first can fail.
+        // Only the first renaming can fail.
         for ((old, new, _), record) in all.into_iter().zip(records) {
             self.table.rename(&mut entries, &old, new, |disk| Disk { _record: record, ..disk })?;
         }
@@ -453,7 +454,7 @@ impl Disks {
         kinds
     }
 
-    /// Returns what the clients of all disks have done, also of those that were removed.
+    /// Returns the counts of all clients' requests, including those to removed disks.
     pub(crate) fn done(&self) -> AllDone {
         self.table.exports.done()
     }
@@ -530,7 +531,7 @@ impl Disks {
         let limit_bytes = *self.limit();
         let all = limit_bytes.map(|limit_bytes| Use {
             name: None,
-            // Clean pages make room when it is needed.
+            // Clean pages are evicted when room is needed.
             spent_bytes: self.table.pool.stats().needed_bytes(),
             limit_bytes,
         });

@@ -95,7 +95,7 @@ impl fmt::Debug for Ending {
     }
 }
 
-/// Describes what a stopping server waits for.
+/// Describes what a server waits for while it stops.
 pub fn waits_for(busy: &[BusyDisk]) -> String {
     let each = busy.iter().map(|BusyDisk { name, kind, path, requests }| {
         let requests = if *requests == 1 { "1 request".to_owned() } else { format!("{requests} requests") };

@@ -31,7 +31,7 @@ pub(crate) enum MetricsSocket {
 pub(crate) struct OpenMetrics {
     listeners: Vec<Listener>,
     files: Vec<SocketFile>,
-    /// Log lines about them, for when the server listens.
+    /// Log lines about the sockets, for when the server listens.
     words: Vec<(Level, String)>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Exporting {
 }
 
 struct Exported {
-    /// Dropped before the files: no thread listens any more when these are removed.
+    /// Dropped before the files, so that no thread listens any more when they are removed.
     _exporter: Option<Exporter>,
     _files: Vec<SocketFile>,
 }
@@ -89,8 +89,8 @@ impl Exporting {
         Ok(Self { _exported: Arc::new(Mutex::new(Some(open.export(server)?))) })
     }
 
-    /// As `start`, with sockets of another process that is about to end: a thread opens them as soon
-    /// as it can. If that fails, the server continues without them.
+    /// Like `start`, with sockets that another process still has and is about to close: a thread
+    /// opens them as soon as it can. If that fails, the server continues without them.
     pub(crate) fn when_free(server: &Server, sockets: Vec<MetricsSocket>) -> Self {
         let slot = Arc::new(Mutex::new(None));
         if !sockets.is_empty() {

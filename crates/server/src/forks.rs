@@ -32,8 +32,8 @@ impl Table {
         let made = Instant::now();
         let mut entries = self.lock();
         names.iter().try_for_each(|name| entries.check_free(name))?;
-        // None of these can fail after another was added: the names were checked and are free, and
-        // a fork with a socket is created alone.
+        // This cannot fail after some forks were added: the names were checked and are free, and a
+        // fork with a socket is created alone.
         names
             .iter()
             .zip(backings.into_iter().zip(records))
@@ -103,7 +103,7 @@ impl Table {
     pub(crate) fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure> {
         let backing = self.lock().get(name)?.backing.clone();
         let size_bytes = backing.size_bytes();
-        // Nothing of a base has to be examined.
+        // A base has no changes to look for.
         let most_bytes = if backing.as_base().is_some() { u64::MAX } else { MAX_LOOKED_AT_BYTES };
         let end = size_bytes.min(offset.saturating_add(most_bytes));
         let mut ranges: Vec<ChangedRange> = Vec::new();

@@ -64,7 +64,7 @@ impl Instants {
         let export = format!("@@{}-{secret:016x}", self.next.fetch_add(1, Relaxed));
         let record = Counted::record(pool, &export, RECORD_BYTES)?;
         let size_bytes = content.size_bytes();
-        // Its clients are served even if all connections are in use.
+        // Clients of the instant are served even if all connections are in use.
         let served = Export::read_only(export.clone(), content.device(None)).private();
         self.exports.add(served).map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         self.lock().insert(export.clone(), content);

@@ -13,8 +13,8 @@
 //! - An [`Observer`] receives a log line about each event of the server.
 //!
 //! A process can have any number of servers. They share nothing, and dropping one ends its threads.
-//! The library changes nothing of the process: a program that serves many clients raises the limit
-//! of open files itself ([`Config::when_connections`]).
+//! The library changes no settings of the process: a program that serves many clients raises its
+//! limit of open files itself ([`Config::when_connections`]).
 //!
 //! # Layers
 //!

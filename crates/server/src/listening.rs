@@ -184,23 +184,23 @@ impl Sockets {
         self
     }
 
-    /// Calls `notify` when the server was handed over to the process with the passed id, which serves now.
+    /// Calls `notify` with the id of the process that the server was handed over to, once that
+    /// serves.
     #[must_use]
     pub fn when_given(mut self, notify: impl Fn(u32) + Send + Sync + 'static) -> Self {
         self.when_given = Some(Box::new(notify));
         self
     }
 
-    /// Lets the server be handed over only while `obstacle` returns `None`; otherwise, it returns
-    /// the reason.
+    /// Prevents handing the server over while `obstacle` returns a reason.
     #[must_use]
     pub fn obstacle(self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.obstacles.add(obstacle);
         self
     }
 
-    /// Calls `why` just before this server takes another one over: if it returns a reason, the
-    /// other one continues.
+    /// Calls `why` just before this server takes another over: if `why` returns a reason, the other
+    /// continues.
     #[must_use]
     pub fn gives_up_if(mut self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.gives_up = Some(Box::new(why));
@@ -228,16 +228,16 @@ impl fmt::Debug for Sockets {
     }
 }
 
-/// A server whose sockets are open. Clients can connect, and those of the control socket are served;
-/// [`run`](Self::run) or [`start`](Self::start) serves those of the disks. When this is dropped, the
-/// sockets are closed, and the threads have ended.
+/// A server whose sockets are open. Clients can connect. Those of the control socket are served;
+/// [`run`](Self::run) or [`start`](Self::start) serves those of the disks. Dropping this closes the
+/// sockets and waits until the threads have ended.
 #[derive(Debug)]
 pub struct Listening {
     server: Server,
     ending: Ending,
     /// The NBD server, until it runs.
     nbd: Option<Nbd>,
-    /// Whether it has ended without being asked to.
+    /// Whether the NBD server has ended without being asked to.
     has_failed: bool,
     transports: Arc<Started>,
     control: Option<Control>,
@@ -252,7 +252,7 @@ pub struct Listening {
 enum Nbd {
     /// The NBD server does not run.
     Here(Box<NbdServer>),
-    /// The NBD server continues another one, which has ended, in a thread of its own.
+    /// The NBD server continues another one, which has ended, in a separate thread.
     Thread(JoinHandle<Result<(), NbdError>>),
 }
 
@@ -306,16 +306,15 @@ impl Server {
         self.open(sockets, None)
     }
 
-    /// Ends the server, but leaves its disks and its clients in its [store](Sockets::store) for the
-    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and a
-    /// text in the store says why. The observer learns `why` it ends. Returns whether this has
-    /// begun, now or a moment ago. Otherwise the server has no store, does not listen, or already
-    /// ends.
+    /// Ends the server, but leaves its disks and clients in its [store](Sockets::store) for the
+    /// process that [continues it](crate::Taken::from_store). If that fails, the server ends
+    /// without them, and a text in the store says why. The observer learns `why` it ends. Returns
+    /// false if the server has no store, does not listen, or ends already for another reason.
     pub fn leave(&self, why: &str) -> bool {
         leave(self, why)
     }
 
-    /// Opens sockets, and continues with those of another process, which then ends.
+    /// Opens sockets, and takes over those of another process, which then ends.
     pub(crate) fn open(&self, sockets: Sockets, mut incoming: Option<Incoming>) -> Result<Listening, Error> {
         let Sockets {
             passed,
@@ -444,12 +443,12 @@ impl Server {
             let (began, before) = (incoming.began(), incoming.process());
             let keeps = self.0.disks.table().pool.file().is_some();
             let kept = if before.is_some() { note(self) } else { keep(self) };
-            // From here on, only this process has the disks: nothing may fail.
+            // From here on, only this process has the disks, so nothing may fail.
             let confirmed =
                 kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(keeps, &|| gives_up.as_ref()?()));
             if let Err(error) = confirmed {
                 drop(begin);
-                // The other process has its sockets.
+                // The thread ends without serving: the other process keeps its sockets.
                 let _ = thread.join();
                 return Err(error.into());
             }
@@ -505,7 +504,7 @@ impl Server {
         let (handle, observer) = (server.handle(), self.0.observer.clone());
         let (begin, may_begin) = mpsc::channel();
         let serve = move || {
-            // Otherwise the server does not listen after all.
+            // Otherwise, the server does not listen: an error came in between.
             if may_begin.recv().is_ok()
                 && let Err(error) = server.run()
             {
@@ -558,7 +557,7 @@ impl Listening {
     /// # Errors
     /// The system failed.
     pub fn run(&mut self) -> Result<(), Error> {
-        // A panic ends this too.
+        // A panic also ends the server.
         self.has_failed = true;
         let served = self.nbd.take().map_or(Ok(()), Nbd::run);
         self.has_failed = served.is_err();
@@ -731,7 +730,7 @@ mod tests {
         }
     }
 
-    /// Only a server that was asked to end gives its disks up.
+    /// Only a server that was asked to end discards its disks.
     #[test]
     fn the_memory_of_a_server_that_fails_stays_in_its_store() {
         type End = fn() -> Result<(), NbdError>;

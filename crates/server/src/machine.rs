@@ -1,5 +1,5 @@
-//! The memory for a server: that of the machine, or the limit of a control group that the server
-//! runs in.
+//! The memory available to a server: the machine's, or the limit of a control group that it runs
+//! in.
 
 use std::{
     fmt, fs,
@@ -39,7 +39,8 @@ impl Memory {
         Self::all(root, "MemTotal").into_iter().min_by_key(|memory| memory.bytes)
     }
 
-    /// Returns how much more memory processes can get, and what bounds it; `None` if it is unknown.
+    /// Returns how much memory processes can still get, and what bounds it; `None` if it is
+    /// unknown.
     pub(crate) fn available() -> Option<Self> {
         Self::available_under(Path::new("/"))
     }
@@ -52,7 +53,7 @@ impl Memory {
         left.min_by_key(|memory| memory.bytes)
     }
 
-    /// Returns the machine's memory, which is that of a line of `/proc/meminfo`, and the limits of control
+    /// Returns the machine's memory, from a line of `/proc/meminfo`, and the limits of control
     /// groups.
     fn all(root: &Path, line: &str) -> Vec<Self> {
         let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| meminfo_bytes(&text, line));
@@ -83,7 +84,8 @@ pub fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns what the group with this limit uses, without caches of files, which the kernel can drop.
+/// Returns the memory that the group with this limit uses, without caches of files, which the
+/// kernel can drop.
 fn used_bytes(root: &Path, limit_file: &Path) -> u64 {
     let group = limit_file.parent().and_then(|group| group.strip_prefix("/").ok()).unwrap_or(Path::new(""));
     let read = |name: &str| fs::read_to_string(root.join(group).join(name)).ok();
@@ -173,7 +175,7 @@ mod tests {
         root
     }
 
-    /// Returns what is found, with the file if it is not the machine.
+    /// Returns the memory that is found, with its file if it is not the machine's.
     fn found(files: &[(&str, &str)]) -> Option<(u64, String)> {
         let all: Vec<_> = [("proc/meminfo", MEMINFO)].into_iter().chain(files.iter().copied()).collect();
         let memory = Memory::under(system(&all).path())?;
@@ -206,7 +208,7 @@ mod tests {
                 ("sys/fs/cgroup/a.slice/b.service/memory.max", own),
                 ("sys/fs/cgroup/a.slice/memory.max", above),
                 ("sys/fs/cgroup/a.slice/memory.high", high),
-                // Another group's.
+                // The limit of another group.
                 ("sys/fs/cgroup/c.slice/memory.max", "4096\n"),
             ]
         };

@@ -15,7 +15,7 @@ fn failed(why: String) -> Failure {
 }
 
 impl Server {
-    /// Returns what a command has changed, after noting it in the pool's file.
+    /// Notes a command's change in the pool's file, and returns the change.
     fn noted<T>(&self, changed: T) -> Result<T, Failure> {
         handover::note(self).map(|()| changed).map_err(|why| {
             let what =

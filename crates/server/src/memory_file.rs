@@ -8,11 +8,11 @@ use rustix::{
     io::Errno,
 };
 
-/// The mode of a file that no process has taken, and of one that was taken.
+/// The modes of a free file and of a taken one.
 const FREE: Mode = Mode::from_raw_mode(0o600);
 const TAKEN: Mode = Mode::empty();
 
-/// Makes a file in memory.
+/// Creates a file in memory.
 pub(crate) fn memory_file(name: &str) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -25,12 +25,12 @@ pub(crate) fn memory_file(name: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// Keeps every other process from continuing with it.
+/// Marks the file as taken: no other process continues with it.
 pub(crate) fn mark_taken(file: impl AsFd) -> io::Result<()> {
     Ok(fchmod(file, TAKEN)?)
 }
 
-/// Lets another process continue with it.
+/// Marks the file as free: another process may continue with it.
 pub(crate) fn mark_free(file: impl AsFd) -> io::Result<()> {
     Ok(fchmod(file, FREE)?)
 }

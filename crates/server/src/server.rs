@@ -81,7 +81,7 @@ pub(crate) struct Giving {
     pub(crate) tls: bool,
 }
 
-/// Called with the process that serves now.
+/// Called with the id of the process that has taken over.
 pub(crate) type WhenGiven = Box<dyn Fn(u32) + Send + Sync>;
 
 /// A control socket that is not served yet.
@@ -166,7 +166,7 @@ impl Server {
         Ok(if read_only { Checked::read_only(device) } else { Checked::new(device) })
     }
 
-    /// Keeps a disk as it is now, to be saved as an image. The disk stays in use.
+    /// Freezes a disk as it is now, to be saved as an image. The disk stays in use.
     ///
     /// # Errors
     /// No disk has this name, or the limit leaves no room.

@@ -30,7 +30,7 @@ use crate::DescriptorStore;
 /// How long a manager may take to receive a notification.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long it may take to receive a message of the store, and to have handled all of them.
+/// How long it may take to receive a message of the store, and to handle all of them.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 const ALL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
@@ -50,15 +50,16 @@ impl ServiceManager {
     /// Returns the manager that has started this process.
     pub fn of_environment() -> Self {
         let manager = Self::default();
-        // Nothing is set yet.
+        // Fails only if it is set, which it is not yet.
         env::var_os("NOTIFY_SOCKET").into_iter().for_each(|socket| _ = manager.0.socket.set(socket));
-        // systemd says so from version 254 on; the package's unit does for earlier ones.
+        // systemd sets this variable from version 254 on; for earlier ones, the package's unit
+        // does.
         let room = env::var("FDSTORE").ok().and_then(|room| room.parse().ok());
         room.into_iter().for_each(|room| _ = manager.0.room.set(room));
         manager
     }
 
-    /// Uses the socket of another server, and its manager's store, unless this process has its own.
+    /// Uses another server's socket, and its manager's store, unless this process has its own.
     pub fn take(&self, socket: &str, room: usize) {
         let _ = self.0.socket.set(socket.into());
         let _ = self.0.room.set(room);
@@ -119,7 +120,7 @@ impl ManagersStore {
         let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(socket) = &*socket {
             match Self::send_on(socket, state, file) {
-                // A manager that was started again has another one.
+                // A restarted manager has a new socket.
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotConnected) => {}
                 sent => return sent,
             }
@@ -151,17 +152,17 @@ impl DescriptorStore for ManagersStore {
     }
 
     fn begins_within(&self, time: Duration) {
-        // As below.
+        // A failure is ignored: the manager has its own limit.
         let _ = self.send(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
     }
 
     fn ends_within(&self, time: Duration) {
-        // The manager has its own limit.
+        // As above.
         let _ = self.send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
     }
 
     fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()> {
-        // A connection stays also if the other end closes it: the next process has to know.
+        // A connection is kept even if the other end closes it: the next process must learn of it.
         self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(file))
     }
 
@@ -169,7 +170,7 @@ impl DescriptorStore for ManagersStore {
         let (mut reader, writer) = io::pipe()?;
         self.send("BARRIER=1", Some(writer.as_fd()))?;
         drop(writer);
-        // The manager closes it once it has handled what was sent before.
+        // The manager closes the descriptor once it has handled all earlier messages.
         let mut polled = [PollFd::new(&reader, PollFlags::IN)];
         let ready = loop {
             match poll(&mut polled, Some(&ALL)) {

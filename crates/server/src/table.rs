@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Table {
     pub(crate) pool: Pool,
     pub(crate) exports: Exports,
-    /// Where writes wait, if they wait.
+    /// The queue of waiting writes; `None` if writes fail instead.
     pub(crate) room: Option<Arc<Room>>,
     /// Changed together with `exports`, so that both have the same names.
     entries: Mutex<Entries>,
@@ -39,7 +39,7 @@ pub(crate) struct Entries(BTreeMap<String, Disk>);
 
 impl Table {
     pub(crate) fn new(pool: Pool, when_full: WhenFull) -> Self {
-        // Each of them has random keys.
+        // Each map's hasher has random keys.
         Self::with_id(pool, when_full, RandomState::new().build_hasher().finish())
     }
 
@@ -56,7 +56,7 @@ impl Table {
         }
     }
 
-    /// Waits until no other thread notes the disks.
+    /// Locks out other threads that note the disks.
     pub(crate) fn noting(&self) -> MutexGuard<'_, ()> {
         self.noting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,7 +157,7 @@ impl Table {
         self.exports.get(name).map_or(0, |export| export.connections() as u64)
     }
 
-    /// Returns what the clients of a disk have done.
+    /// Returns the counts of the requests of a disk's clients.
     pub(crate) fn done(&self, name: &str) -> AllDone {
         self.exports.get(name).map_or_else(AllDone::default, |export| export.done())
     }

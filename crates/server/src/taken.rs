@@ -43,13 +43,13 @@ impl Taken {
         &self.0.server
     }
 
-    /// Returns whether the process before was killed: its clients and its sockets are gone, and this one opens
-    /// all that its own options name.
+    /// Returns whether the previous process was killed. Then its clients and sockets are gone, and
+    /// this process opens the sockets that its own options name.
     pub fn was_killed(&self) -> bool {
         self.0.was_killed
     }
 
-    /// Takes the other state that the other server has handed over.
+    /// Takes the [`Belongings`] that the other server has handed over.
     pub fn take_belongings(&mut self) -> Belongings {
         std::mem::take(&mut self.0.belongings)
     }
@@ -60,7 +60,7 @@ impl Taken {
         std::mem::take(&mut self.0.transports)
     }
 
-    /// Listens where the other server has listened, which ends. Further addresses are opened, too.
+    /// Listens where the other server has listened, which ends, and on further addresses.
     ///
     /// # Errors
     /// The other server continues, or what it has left stays in its store.

@@ -1,4 +1,4 @@
-//! Further ways to a server's disks, besides NBD.
+//! Ways to a server's disks other than NBD.
 
 use std::{
     fmt,
@@ -15,48 +15,49 @@ use serde_json::Value;
 
 use crate::{Ending, Observer, TransportError};
 
-/// A further way to a server's disks, attached with [`Sockets::transport`](crate::Sockets::transport).
+/// A way to a server's disks, added with [`Sockets::transport`](crate::Sockets::transport).
 ///
-/// It sees the exports come and go with [`Exports::watch`], and opens one with [`Host::open`] for each
-/// of its clients. A disk with such a client is in use, as one with an NBD client is.
+/// It follows the exports with [`Exports::watch`], and opens one for each of its clients with
+/// [`Host::open`]. As for NBD, a disk with a client is in use.
 pub trait Transport: Send {
     /// Begins to serve, in threads of its own. When this returns, clients can use the disks that
     /// exist.
     ///
     /// # Errors
-    /// It cannot serve. The server then does not listen.
+    /// The transport cannot serve. The server then does not listen.
     fn start(&mut self, host: &Host) -> Result<(), TransportError>;
 
-    /// Ends serving: accepts no more requests, ends its clients, and returns when their requests are
-    /// done, or once [`Ending::is_forced`]. Called once, unless `start` failed, when the server
-    /// ends; the disks still exist.
+    /// Ends serving: accepts no more requests, disconnects clients, and returns when their requests
+    /// are done or [`Ending::is_forced`] is true. Called once when the server ends, unless `start`
+    /// failed. The disks still exist.
     fn stop(&mut self);
 
-    /// Lets requests end, and begins no other, until [`go_on`](Self::go_on) or
-    /// [`give_away`](Self::give_away). Returns what another process needs to continue, or `None` if
-    /// there is nothing to continue. The default returns `None`.
+    /// Finishes the requests in progress, and begins no others until [`go_on`](Self::go_on) or
+    /// [`give_away`](Self::give_away). Returns what another process needs to continue, or `None`,
+    /// the default, if there is nothing to continue.
     ///
     /// # Errors
-    /// Requests have not ended after `patience`, or cannot be handed over; says why. It serves.
+    /// Requests have not ended within `patience`, or cannot be handed over; the text says why. The
+    /// transport continues.
     fn pause(&mut self, patience: Duration) -> Result<Option<HandedTransport>, String> {
         let _ = patience;
         Ok(None)
     }
 
-    /// Ends a pause, or begins to serve what it has taken over. It cannot fail: only this process
+    /// Ends a pause, or begins to serve what was taken over. It cannot fail: only this process
     /// serves the clients.
     fn go_on(&mut self) {}
 
-    /// Ends, but leaves clients to another process, which has what was handed over, or from which
-    /// this was taken over.
+    /// Ends, but leaves clients to the process that takes them over, or from which they were taken
+    /// over.
     fn give_away(&mut self) {}
 }
 
-/// What a transport that pauses hands over to another process.
+/// What a paused transport hands over to another process.
 pub struct HandedTransport {
-    /// By this, the other process knows which transport can continue it.
+    /// The name by which the other process finds the transport that can continue.
     pub name: &'static str,
-    /// Everything but descriptors. A field that a later version adds needs a default.
+    /// The state without its descriptors. A field that a later version adds needs a default.
     pub state: Value,
     /// Those that belong to the state.
     pub descriptors: Vec<Shared>,
@@ -85,7 +86,8 @@ pub trait DiskFiles: Send + Sync {
     /// Returns the path of the disk with this name, if it has one.
     fn of(&self, disk: &str) -> Option<PathBuf>;
 
-    /// Lets no change of a file that is open wait for room. Returns whether this transport has the file.
+    /// Makes changes of an open file fail rather than wait for room. Returns whether this transport
+    /// has the file.
     fn end(&self, file: &Path) -> bool;
 }
 
@@ -103,10 +105,10 @@ impl FileServer {
     }
 }
 
-/// Returns why something cannot be handed over to another process now, if so.
+/// A check that returns why something cannot be handed over now, if so.
 type Obstacle = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// Obstacles to handing a server over.
+/// Checks for obstacles to handing a server over.
 #[derive(Default)]
 pub(crate) struct Obstacles(Mutex<Vec<Obstacle>>);
 
@@ -115,7 +117,7 @@ impl Obstacles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(obstacle));
     }
 
-    /// Returns the first.
+    /// Returns the first obstacle.
     pub(crate) fn first(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().find_map(|obstacle| obstacle())
     }
@@ -123,11 +125,11 @@ impl Obstacles {
 
 /// Serves disks through block devices that clients of the control socket have created.
 pub trait Devices: Send + Sync {
-    /// Serves an export as a device, whose open file is `file`. When this returns, the device can be
+    /// Serves an export as the device that is open as `file`. When this returns, the device can be
     /// started.
     ///
     /// # Errors
-    /// It cannot be served; says why.
+    /// It cannot be served; the text says why.
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String>;
 
     /// Makes requests of a device fail instead of waiting for room. Returns whether this transport
@@ -137,13 +139,14 @@ pub trait Devices: Send + Sync {
     /// Adds an export that is not yet a disk's, and returns its name.
     ///
     /// # Errors
-    /// There can be no more of them; says why.
+    /// There can be no more such exports; the text says why.
     fn spare(&self, size_bytes: u64) -> Result<String, String>;
 
     /// Makes such an export the disk's.
     ///
     /// # Errors
-    /// It belongs to another disk already, does not fit, or the disk cannot be opened; says why.
+    /// It already belongs to another disk, does not fit, or the disk cannot be opened; the text
+    /// says why.
     fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String>;
 
     /// Returns the path of the device that serves the export with this name, if one does.
@@ -166,7 +169,7 @@ impl DeviceServer {
         self.get()?.of(disk)
     }
 
-    /// Returns what has gone wrong in the kernel, after setting it if `why` says so.
+    /// Returns what has gone wrong in the kernel; sets it if `why` is given.
     pub(crate) fn fault(&self, why: Option<String>) -> Option<String> {
         let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         if why.is_some() {
@@ -191,8 +194,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Adds a check: the server can be handed over to another process only while `obstacle` returns
-    /// `None`. Otherwise it returns what cannot be handed over.
+    /// Adds a check: the server cannot be handed over while `obstacle` returns a reason.
     pub fn announce_obstacle(&self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.obstacles.add(obstacle);
     }
@@ -207,7 +209,7 @@ impl Host {
         &self.executor
     }
 
-    /// Returns the observer of what the transport does.
+    /// Returns the observer for the transport's log lines.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
@@ -217,15 +219,16 @@ impl Host {
         &self.ending
     }
 
-    /// Announces that disks are files. Only the first transport that does is heard.
+    /// Announces the transport that shows disks as files. Only the first such announcement counts.
     pub fn announce_files(&self, files: impl DiskFiles + 'static) {
-        // Others keep their files to themselves.
+        // Later announcements are ignored.
         let _ = self.files.0.set(Box::new(files));
     }
 
-    /// Announces what serves disks as block devices. Only the first transport that does is heard.
+    /// Announces the transport that serves disks as block devices. Only the first such announcement
+    /// counts.
     pub fn announce_devices(&self, devices: impl Devices + 'static) {
-        // Others are not asked.
+        // Later announcements are ignored.
         let _ = self.devices.devices.set(Box::new(devices));
     }
 
@@ -269,14 +272,14 @@ impl Drop for PausedTransports<'_> {
     }
 }
 
-/// Transports that continue those of another process, and wait. They are given away when this is dropped.
+/// Waiting transports that continue those of another process. Dropping this gives them away.
 pub(crate) struct WaitingTransports<'a> {
     started: &'a Started,
     waiting: Vec<Box<dyn Transport>>,
 }
 
 impl WaitingTransports<'_> {
-    /// Lets them serve.
+    /// Makes them serve.
     pub(crate) fn begin(mut self) {
         let mut started = self.started.lock();
         started.extend(self.waiting.drain(..).map(|mut transport| {
@@ -318,7 +321,7 @@ impl Started {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets all of them pause. If one cannot, all continue.
+    /// Pauses all of them. If one cannot pause, all continue.
     pub(crate) fn pause(&self, patience: Duration) -> Result<PausedTransports<'_>, String> {
         let mut paused = PausedTransports { started: self, handed: Vec::new() };
         let deadline = Instant::now() + patience;
@@ -328,7 +331,7 @@ impl Started {
         Ok(paused)
     }
 
-    /// Lets them continue, or begin.
+    /// Makes them continue, or begin.
     pub(crate) fn go_on(&self) {
         self.lock().iter_mut().for_each(|transport| transport.go_on());
     }

@@ -25,8 +25,8 @@ const NEAR_PERCENT: u64 = 90;
 /// The warning is logged again only after usage has fallen below this percentage.
 const FAR_PERCENT: u64 = 80;
 
-/// Minimum interval between two lines that a disk waits: a disk at its limit may wait and continue
-/// continually.
+/// Minimum interval between two lines that a disk waits: at its limit, it may wait and continue
+/// many times a second.
 const WAIT_PAUSE: Duration = Duration::from_secs(60);
 
 /// Checks the disks once a second until it is dropped.
@@ -44,7 +44,7 @@ impl Watch {
             let mut waits = Waits::default();
             let mut waited_for = Vec::new();
             let (disks, observer) = (&server.0.disks, &server.0.observer);
-            // Nothing is ever sent: the channel closes at the end.
+            // Nothing is sent; the channel closes when the watch ends.
             while ended.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 near.look(disks.uses()).iter().for_each(|line| observer.warn(line));
                 waits.look(disks.waiting(), Instant::now()).iter().for_each(|line| observer.warn(line));

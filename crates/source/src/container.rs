@@ -55,7 +55,7 @@ impl Platform {
     /// Parses `OS/ARCHITECTURE[/VARIANT]`.
     ///
     /// # Errors
-    /// How to write a platform.
+    /// The text is not a platform; the error shows how to write one.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parts: Vec<_> = text.split('/').collect();
         let (os, architecture, variant) = match parts[..] {
@@ -135,11 +135,11 @@ struct RootFs {
 
 /// An image in a directory or an archive.
 struct ListedImage {
-    /// What the user knows it by.
+    /// Its names for users.
     names: Vec<String>,
     config: Config,
     layers: Vec<Blob>,
-    /// Distinguishes images.
+    /// Identifies the image.
     id: String,
 }
 
@@ -503,7 +503,7 @@ mod tests {
         assert!(error.contains("linux/arm/v6, linux/arm/v7"), "{error}");
         let error = choose(&several, Some("linux/386")).expect_err("none");
         assert!(error.contains("no image for linux/386") && error.contains("plan9/mips"), "{error}");
-        // The only one is for any machine, unless another is asked for.
+        // A single image is taken on any machine, unless another platform is requested.
         assert_eq!(choose(&several[3..], None).as_deref(), Ok("d"));
         assert!(choose(&several[3..], Some("linux/arm")).is_err());
         // Two names of one image.

@@ -1,4 +1,4 @@
-//! What a file contains, by its content and its name.
+//! Determines what a file contains, from its content and its name.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -12,15 +12,15 @@ use crate::error::{Result, Within, refuse};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
     Archive,
-    /// A disk, or what is refused as one.
+    /// A disk, or a file that is refused as a disk.
     Disk,
     /// Compressed data of this format.
     Compressed(&'static Signature),
 }
 
 impl Contents {
-    /// Judges a file by its content and its name. A raw disk's content is chosen by its guest, so
-    /// what is named like a disk is not taken for something else.
+    /// Judges a file by its content and its name. A guest chooses the content of its raw disk, so a
+    /// file named like a disk is never read as anything else.
     pub(crate) fn of(path: &Path, content: Option<&'static Signature>, is_device: bool) -> Result<Self> {
         let name = Signature::of_name(path);
         let (contents, content) = match content.map(|content| (content.kind(), content)) {
@@ -51,7 +51,7 @@ impl Contents {
 /// Returns a path without what a compressor added to it.
 pub(crate) fn without_compression(path: &Path) -> PathBuf {
     let is_added = Signature::of_name(path).is_some_and(|name| matches!(name.kind(), Kind::Compressed(_)));
-    // Such as .tgz.
+    // For example, `.tgz`.
     let is_tar = path.extension().is_some_and(|end| matches!(end.as_bytes(), [b't' | b'T', ..]));
     match is_added {
         true if is_tar => path.with_extension("tar"),

@@ -260,7 +260,7 @@ mod tests {
     fn text() -> Vec<u8> {
         let numbers =
             (0..20_000u32).flat_map(|number| (number.wrapping_mul(2_654_435_761) >> 20).to_string().into_bytes());
-        // Some of it repeats, some is random.
+        // Some of the content repeats, some is random.
         let noise = (0..30_000u64).map(|number| (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 37) as u8);
         numbers.clone().chain(noise.collect::<Vec<_>>()).chain(numbers.take(60_000)).collect()
     }
@@ -347,7 +347,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever the bytes, decoding ends, without a panic.
+        /// Any bytes are decoded in bounded time and without a panic.
         #[test]
         fn any_bytes_are_read_or_refused(
             format in 0..FORMATS.len(), at in any::<prop::sample::Index>(), bits in 1..=255u8, cut in any::<prop::sample::Index>(),

@@ -23,7 +23,7 @@ pub(crate) struct Disk {
     name: Vec<u8>,
     content: Content,
     size: u64,
-    /// Of the source, for owner, mode and time.
+    /// The source's metadata, for owner, mode and time.
     metadata: Metadata,
 }
 
@@ -32,9 +32,9 @@ pub(crate) struct DiskFile {
     pub(crate) file: File,
     /// The file's path, without what a compressor added to it.
     pub(crate) path: PathBuf,
-    /// Whether the file is at that path.
+    /// Whether the file itself has that path.
     pub(crate) is_there: bool,
-    /// Of the source.
+    /// The source's metadata.
     pub(crate) metadata: Metadata,
 }
 

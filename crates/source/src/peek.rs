@@ -35,7 +35,7 @@ impl<R: Read> Peek<R> {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Skips bytes that must be there.
+    /// Skips bytes, which must exist.
     pub(crate) fn skip(&mut self, len: u64) -> io::Result<()> {
         match io::copy(&mut self.take(len), &mut io::sink())? {
             skipped if skipped == len => Ok(()),

@@ -206,7 +206,7 @@ impl Sources<'_> {
     }
 }
 
-/// What a source is.
+/// The kinds of sources.
 enum Source {
     Layer(Layer),
     /// The layers of a container image, the lowest first.

@@ -28,7 +28,7 @@ pub struct StoredFile {
     /// The second of the last check for changes.
     looked_s: AtomicI64,
     changed: AtomicBool,
-    /// Whether the file system cannot say what it would have to wait for.
+    /// Whether the file system does not support reads that do not wait.
     always_waits: AtomicBool,
 }
 

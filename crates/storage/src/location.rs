@@ -23,7 +23,7 @@ pub enum Location<'a> {
 }
 
 impl<'a> Location<'a> {
-    /// Returns what a user means by `name`: a URL if it begins with `SCHEME://`. The path of a file
+    /// Interprets a name as users write it: a URL if it begins with `SCHEME://`. The path of a file
     /// in a directory of such a name can begin with `./`.
     pub fn of(name: &'a Path) -> Self {
         let split = name.to_str().and_then(|url| url.split_once("://").map(|(scheme, _)| (scheme, url)));
@@ -86,7 +86,7 @@ pub fn absolute(name: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Opens the file that `name` is the path of.
+/// Opens the file with the path `name`.
 ///
 /// # Errors
 /// The file cannot be opened, it is neither a file nor a block device

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// The length of the units of a source that is near: reading one costs too little to think about.
+/// The length of the units of a source that is near, where the cost of reading one does not matter.
 const NEAR_UNIT_BYTES: u64 = 4096;
 
 /// Bytes that any number of threads can read at any position.
@@ -17,7 +17,7 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` from `offset`. If the source ends earlier, that is an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// As [`read_exact_at`](Self::read_exact_at), but does not wait for storage. Fills `buf` from its
+    /// Like [`read_exact_at`](Self::read_exact_at), but does not wait for storage. Fills `buf` from its
     /// start, and returns how many bytes are filled. The rest of `buf` is then unspecified. An error
     /// counts as a wait.
     fn try_read_at(&self, _buf: &mut [u8], _offset: u64) -> usize {
@@ -30,8 +30,8 @@ pub trait ReadAt: Send + Sync {
         parts.iter_mut().try_for_each(|(offset, buf)| self.read_exact_at(buf, *offset))
     }
 
-    /// Returns the length of the aligned units in which the source fetches: of a unit that was read
-    /// from, other bytes cost little. A power of two, at least 4096.
+    /// Returns the length of the aligned units in which the source fetches, a power of two of at
+    /// least 4096. Once a byte of a unit was read, its other bytes cost little.
     fn unit_bytes(&self) -> u64 {
         NEAR_UNIT_BYTES
     }
@@ -55,7 +55,7 @@ pub trait ReadAt: Send + Sync {
             ranges.iter().filter(|range| !range.is_empty()).flat_map(units).map(|unit| unit * unit_bytes).collect();
         starts.sort_unstable();
         starts.dedup();
-        // A byte of each makes the source fetch it.
+        // Reading a byte of a unit makes the source fetch the unit.
         let mut bytes = vec![0; starts.len()];
         let mut parts: Vec<_> = starts.into_iter().zip(bytes.chunks_mut(1)).collect();
         if !parts.is_empty() {
@@ -79,8 +79,8 @@ pub trait ReadAt: Send + Sync {
         None
     }
 
-    /// Returns the SHA-256 sum of the blob that begins with these bytes, if something trustworthy says
-    /// it: a verified manifest.
+    /// Returns the SHA-256 sum of the blob that begins with these bytes, if a trusted source, such
+    /// as a verified manifest, states it.
     fn blob_sha256(&self) -> Option<[u8; 32]> {
         None
     }

@@ -19,7 +19,7 @@ pub trait Storage: ReadAt + Any {
         false
     }
 
-    /// As `is_changed`, but looks now.
+    /// Like `is_changed`, but looks now.
     fn is_changed_now(&self) -> bool {
         self.is_changed()
     }
@@ -30,15 +30,15 @@ pub trait Storage: ReadAt + Any {
         Stretch { end: u64::MAX, is_hole: false }
     }
 
-    /// Returns the file name extension that stands for the content's format, such as `erofs`, if
-    /// something trustworthy says so: the media type in a verified manifest. `None`: the name under
-    /// which the storage was opened says it.
+    /// Returns the file name extension for the content's format, such as `erofs`, if a trusted
+    /// source, such as the media type in a verified manifest, states it. `None`: the name under
+    /// which the storage was opened has it.
     fn extension(&self) -> Option<&str> {
         None
     }
 
-    /// Returns what else holds data of the EROFS image in this storage, in the order of the image's
-    /// device table. Empty if there is none, or if the user has to name it.
+    /// Returns the other storages with data of this EROFS image, in the order of the image's device
+    /// table. Empty if there is none, or if the user has to name it.
     ///
     /// # Errors
     /// It cannot be opened.

@@ -156,7 +156,7 @@ impl Background {
     fn wake(&self, pool: &Arc<impl Chores>) {
         let mut worker = lock(&self.worker);
         if self.is_lost() {
-            // There is nothing to end or to release.
+            // In a child, there is nothing to end or to release.
             mem::forget(worker.take());
         }
         if worker.is_none() {
@@ -179,7 +179,7 @@ impl Drop for Background {
             return;
         }
         worker.signal.change(|state| state.ended = true);
-        // This may be the thread itself, if it held the pool's last reference.
+        // The thread itself may run this, if it held the pool's last reference.
         if worker.thread.thread().id() != thread::current().id() {
             // A panic of the thread has already been reported.
             let _ = worker.thread.join();

@@ -170,7 +170,7 @@ impl Core {
     ) -> Result<T, E> {
         let mut done = attempt();
         while done.as_ref().is_err_and(|error| *error == Full.into()) && (self.clean.reclaim() || self.end_shadows()) {
-            // Discarded objects leave segments partly empty.
+            // The discarded objects leave segments partly empty.
             self.compact(Instant::now().checked_add(RECLAIM_TIME));
             done = attempt();
         }
@@ -218,8 +218,7 @@ mod tests {
 
     const LEN: usize = 100;
 
-    /// A world in which slot 0 holds an object and there is room to move it to. Both are entries of
-    /// leaf 0.
+    /// A world in which slot 0 of leaf 0 holds an object, and there is room to move it to.
     struct World {
         core: Arc<Core>,
         from: Location,

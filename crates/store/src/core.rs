@@ -43,7 +43,7 @@ pub(crate) struct Core {
     pub(crate) streams: Streams,
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
-    /// The disks' trees as of a stream's rounds.
+    /// Copies of the disks' trees for the rounds of a stream.
     pub(crate) shadows: Shadows,
     pub(crate) budget: Arc<Budget>,
     /// Bytes of the budget taken for memory outside the pool.
@@ -457,7 +457,7 @@ impl Core {
                 pin.rests();
                 return Some(Equal::Own);
             }
-            // A pinned object is not reused, so an entry that still names its location names the
+            // A pinned object's location is not reused, so an entry that still names it names the
             // same object.
             let locked = entry.object().and_then(|(at, _)| Some((Locked::try_lock_object(word, at)?, at)));
             let Some((locked, at)) = locked else { continue };
@@ -492,7 +492,7 @@ impl Core {
             if let Some(locked) = Locked::lock(self.storage.word(number))
                 && locked.entry().object().is_some()
             {
-                // Without room to rewrite a page, its tables stay in use.
+                // If there is no room to rewrite a page, its tables stay in use.
                 let _ = self.change(number, locked, &mut taken, Below::Zeros, |_| {}, |_, _| true);
             }
         }

@@ -90,7 +90,7 @@ impl Disk {
         Self { core, tree, slots, limit, over, clean: false }
     }
 
-    /// Creates a disk with a tree that has content.
+    /// Creates a disk with the content of this tree.
     ///
     /// # Errors
     /// [`Error::Full`]: there is no room for its row in the pool's file.
@@ -107,7 +107,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Returns whether the disk is one of this pool, and not clean.
+    /// Returns whether the disk belongs to this pool and is not clean.
     pub(crate) fn is_of(&self, core: &Arc<Core>) -> bool {
         Arc::ptr_eq(&self.core, core) && !self.clean
     }
@@ -238,7 +238,7 @@ impl Disk {
         }
         let before = self.slots.swap(slots, Release);
         if slots < before {
-            // No thread may write to the removed slots until they are cleared.
+            // From here on, no thread can write to the removed slots until they are cleared.
             self.clear(slots..before, before).inspect_err(|_| self.slots.store(before, Release))?;
         }
         Ok(())
@@ -247,7 +247,7 @@ impl Disk {
     /// Removes content beyond the end, which a [salvaged](crate::Salvage::write) disk may have.
     ///
     /// # Errors
-    /// As [`resize`](Self::resize).
+    /// Those of [`resize`](Self::resize).
     pub fn cut(&self) -> Result<(), Error> {
         let slots = self.slots();
         self.clear(slots..slots.saturating_add(1), slots)
@@ -266,13 +266,13 @@ impl Disk {
         self.read_as::<true>(slot, page)
     }
 
-    /// As [`read`](Self::read), but leaves `page` unspecified if the slot is empty: for a caller that
-    /// then reads what is below the disk.
+    /// Like [`read`](Self::read), but leaves `page` unspecified if the slot is empty, for a caller
+    /// that then reads what is below the disk.
     pub fn read_held(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
         self.read_as::<false>(slot, page)
     }
 
-    /// Reads a slot; `ZEROS` says whether an empty one is filled with zeros.
+    /// Reads a slot; `ZEROS` says whether an empty slot fills `page` with zeros.
     #[inline(always)]
     fn read_as<const ZEROS: bool>(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
         self.check_slot(slot)?;
@@ -422,8 +422,8 @@ impl Disk {
         done.map(drop)
     }
 
-    /// Does the same without dropping `shared`. Returns false if the slot already shares the
-    /// object.
+    /// Like `put_shared`, but without dropping `shared`. Returns false if the slot already shares
+    /// the object.
     fn try_shared(&self, slot: Slot, shared: Entry, taken: &mut Taken<'_>) -> Result<bool, Error> {
         let core = &self.core;
         loop {
@@ -442,10 +442,10 @@ impl Disk {
         }
     }
 
-    /// Returns whether the slot already holds exactly what was made of `page`, in an object that it
-    /// shares or that belongs to another disk. An object of its own is not compared: replacing it
-    /// by an equal one takes no memory, and a comparison would wait for its bytes, which are rarely
-    /// in the cache. The slot's entry was at `place` in this version of the tree.
+    /// Returns whether the slot already holds exactly what `page` was compressed to, in an object
+    /// that it shares or that belongs to another disk. An object of its own is not compared:
+    /// replacing it by an equal one takes no memory, and a comparison would wait for its bytes,
+    /// which are rarely in the cache. The slot's entry was at `place` in this version of the tree.
     #[inline]
     fn has(
         &self,
@@ -504,13 +504,13 @@ impl Disk {
         self.update_from(slot, Below::Zeros, change).map(drop)
     }
 
-    /// As [`update`](Self::update), but leaves a slot that holds nothing as it is. Returns whether
-    /// the slot held anything.
+    /// Like [`update`](Self::update), but leaves a slot that holds nothing as it is. Returns
+    /// whether the slot held anything.
     pub fn update_held(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<bool, Error> {
         self.update_from(slot, Below::Unknown, change)
     }
 
-    /// As [`update`](Self::update), but if the slot holds nothing, changes and stores `below`.
+    /// Like [`update`](Self::update), but if the slot holds nothing, changes and stores `below`.
     pub fn update_over(&self, slot: Slot, below: &Page, change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.update_from(slot, Below::Page(below), change).map(drop)
     }
@@ -602,8 +602,9 @@ impl Disk {
         self.changed_by(self, slot, limit)
     }
 
-    /// As [`changed`](Self::changed), but for changes since `disk` was created. This disk is a fork
-    /// of `disk` that was never written to: returns what `disk` had changed when it was forked.
+    /// Like [`changed`](Self::changed), but for changes since `disk` was created. This disk is a
+    /// fork of `disk` that was never written to: returns what `disk` had changed when it was
+    /// forked.
     pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.check_slot(slot)?;
         // The fork's layers are those of the disk, which keeps them in its lineage even after
@@ -655,8 +656,7 @@ impl Disk {
         self.fits(Entry::Empty, Entry::Same(Fill::ZERO))?;
         let mut changing = self.tree.change(self.core.parts(), Some(Purpose::Keep));
         let made = changing.own(slot, self.slots());
-        // The caller holds a stream, so freeing, which may wait for others, is left to the
-        // background.
+        // The caller holds a stream, so freeing is left to the background: it may wait for others.
         self.core.leave_later(changing.end());
         made.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
     }
@@ -752,7 +752,8 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.clean {
-            // Nothing of it may remain: only pages of existing clean disks are counted separately.
+            // The disk must leave nothing: only pages of existing clean disks are counted
+            // separately.
             let _ = self.clear(0..self.slots(), self.slots());
             self.core.clean.remove(self.tree.layer());
         }

@@ -1,11 +1,11 @@
-//! The limit that a disk has of its own, within its pool's.
+//! A disk's own limit, within its pool's.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{core::Core, entry::Entry, tree::Tree};
 
-/// What clearing slots may use above the limit, so that a full disk can discard: this fraction of
-/// the limit, plus these bytes.
+/// The memory that clearing slots may use above the limit, so that a full disk can discard: this
+/// fraction of the limit, plus these bytes.
 const CLEARING_PART: u64 = 16;
 const CLEARING_BYTES: u64 = 16 << 10;
 

@@ -49,7 +49,7 @@ pub struct PoolConfig {
     memory_limit: u64,
     /// The seeds of the pool whose hints to equal pages are taken over.
     seeds: Option<Seeds>,
-    /// The file that the pool is kept in.
+    /// The file in memory that contains the pool.
     file: Option<Arc<File>>,
 }
 
@@ -211,7 +211,7 @@ impl Pool {
     }
 
     /// Replaces the note in the pool's [file](PoolConfig::kept_in) with `note`. At each moment, the
-    /// file has one of the two. Does nothing if the pool is in private memory.
+    /// file has either the old or the new one. Does nothing if the pool is in private memory.
     ///
     /// # Errors
     /// It has more than 255 MiB, or the system has no memory for it.
@@ -219,7 +219,7 @@ impl Pool {
         self.0.kept.as_ref().map_or(Ok(()), |kept| kept.keep_note(note))
     }
 
-    /// Returns the file that the pool is kept in.
+    /// Returns the file in memory that contains the pool.
     pub fn file(&self) -> Option<&File> {
         self.0.kept.as_ref().map(|kept| kept.file())
     }
@@ -237,7 +237,7 @@ impl Pool {
     /// disk holds nothing. A discarded slot holds a hole, which hides it.
     ///
     /// # Errors
-    /// As [`disk`](Self::disk).
+    /// Those of [`disk`](Self::disk).
     pub fn disk_over(&self, slots: u64) -> Result<Disk, Error> {
         self.0.reclaiming(|| Disk::new(Arc::clone(&self.0), slots, true))
     }
@@ -247,7 +247,7 @@ impl Pool {
     /// where that of another disk would first wait for room.
     ///
     /// # Errors
-    /// As [`disk`](Self::disk).
+    /// Those of [`disk`](Self::disk).
     pub fn clean_disk(&self, slots: u64) -> Result<Disk, Error> {
         Disk::clean(Arc::clone(&self.0), slots)
     }
@@ -329,7 +329,8 @@ impl Pool {
             kept, layers, common, clean, equals, streams, heap, storage, training, budget, outside_bytes, ..
         } = &*self.0;
         let total = layers.total();
-        // Each of their objects is counted for the slots that share it, and again here.
+        // The objects of the pool's own entries were counted for the slots that share them, and
+        // again here.
         let common = layers.sums(common.layer());
         let (clean, clean_table_bytes) = clean.sums(layers);
         let equals_bytes = equals.as_ref().map_or(0, Equals::held_bytes);
@@ -363,7 +364,7 @@ impl Pool {
         self.0.compact(None);
     }
 
-    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether more work is
+    /// Like [`compact`](Self::compact), but stops after about `time`. Returns whether more work is
     /// left.
     pub fn compact_for(&self, time: Duration) -> bool {
         self.0.compact(Instant::now().checked_add(time))

@@ -37,7 +37,7 @@ impl Request {
 /// Stops a response while it is true.
 pub type Stall = Arc<AtomicBool>;
 
-/// What the server sends.
+/// The content that the server sends.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     /// The status.

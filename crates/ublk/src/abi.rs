@@ -1,4 +1,5 @@
-//! What the driver and its servers exchange (Linux, `include/uapi/linux/ublk_cmd.h`).
+//! The structures that the driver and its servers exchange (Linux,
+//! `include/uapi/linux/ublk_cmd.h`).
 
 use std::{
     fs::{File, OpenOptions},
@@ -11,12 +12,12 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 pub const MAX_QUEUES: u16 = 64;
 /// Maximum number of requests in flight in a queue.
 pub const MAX_DEPTH: u16 = 4096;
-/// Data of one request.
+/// Maximum length of one request's data.
 pub(crate) const MAX_DATA_BYTES: usize = 128 << 10;
 /// Bytes of one range to discard or to fill with zeros.
 pub(crate) const MAX_DISCARD_BYTES: u64 = 1 << 30;
 
-/// Length of the argument of commands to the driver, which their numbers contain.
+/// Length of the argument of commands to the driver, a part of the commands' numbers.
 const CONTROL_BYTES: u32 = 32;
 /// The same for commands to a device.
 pub(crate) const IO_BYTES: usize = 16;
@@ -72,7 +73,7 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
-    /// It was not started yet.
+    /// The device was not started yet.
     New,
     /// It was stopped, or its server has ended. Its requests fail.
     Dead,
@@ -84,7 +85,7 @@ pub enum State {
     Other(u16),
 }
 
-/// What the driver knows about a device.
+/// A device, as the driver describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
@@ -101,12 +102,12 @@ pub struct Device {
 }
 
 pub(crate) const INFO_BYTES: usize = 64;
-/// Instead of a number: the driver chooses one.
+/// Used instead of a number: the driver chooses one.
 const ANY_NUMBER: u32 = u32::MAX;
 
 impl Device {
-    /// Returns what `ADD` gets. `creator` is a process: a device that was started and stopped has -1
-    /// instead.
+    /// Returns the argument of `ADD`. `creator` is a process: a device that was started and stopped
+    /// has -1 instead.
     pub(crate) fn encode_new(layout: Layout, features: u64, tag: u64, creator: i32) -> [u8; INFO_BYTES] {
         let mut bytes = [0; INFO_BYTES];
         bytes[0..2].copy_from_slice(&layout.queues.to_ne_bytes());
@@ -165,7 +166,7 @@ impl Device {
 
 /// The command word of a control command, which is at the start of 80 bytes.
 pub(crate) fn encode_control(number: u32, len_bytes: u16, address: u64, data: u64) -> [u8; 80] {
-    /// Instead of a queue: the command is for the whole device.
+    /// Used instead of a queue: the command is for the whole device.
     const NO_QUEUE: u16 = u16::MAX;
     let mut bytes = [0; 80];
     bytes[0..4].copy_from_slice(&number.to_ne_bytes());
@@ -176,7 +177,7 @@ pub(crate) fn encode_control(number: u32, len_bytes: u16, address: u64, data: u6
     bytes
 }
 
-/// The number that `ADD` gets.
+/// The number in the argument of `ADD`.
 pub(crate) const NEW: u32 = ANY_NUMBER;
 
 pub(crate) const PARAMS_BYTES: usize = 60;

@@ -33,16 +33,17 @@ use crate::{
 // A thread's buffer has room for the data of any request.
 const _: () = assert!(MAX_DATA_BYTES <= SCRATCH_BYTES);
 
-/// A request that moves or clears more is worth another thread.
+/// A request that moves or clears more runs on another thread.
 const MOST_INLINE_BYTES: u64 = 64 << 10;
 
-/// Answers wait at most this long for a thread that waits until a request may begin.
+/// While a thread waits until a request may begin, it sends answers at least this often.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Serves a queue in this thread until the driver has no more requests, or until the queue is
 /// ended; then returns what has to stay open. Calls `report` when the queue has all that it needs.
 /// `may_fetch` then says whether all queues have that. If so, calls `report` again once requests
-/// can arrive: a device with only some queues served can neither start nor be served again.
+/// can arrive. If only some queues of a device were served, it could neither start nor be served
+/// again.
 pub(crate) fn serve(
     queue: Arc<Queue>,
     layout: Layout,
@@ -93,7 +94,7 @@ struct Worker {
     tags: usize,
     /// Requests that have begun and have no answer.
     running: usize,
-    /// Empty, but for its allocation.
+    /// Kept empty, to reuse its allocation.
     answers: Vec<(u16, i32)>,
 }
 
@@ -142,7 +143,7 @@ impl Worker {
         }
     }
 
-    /// Gives the ring the answers that are there.
+    /// Passes available answers to the ring.
     fn collect(&mut self) -> io::Result<()> {
         self.queue.take_answers(&mut self.answers);
         for (tag, result) in self.answers.drain(..) {
@@ -152,7 +153,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Runs a request, or lets another thread do it.
+    /// Runs a request here or on another thread.
     fn begin(&mut self, tag: u16, device: Option<&Arc<Device>>) -> io::Result<()> {
         let descriptor = self.ring.descriptor(tag).ok_or(io::ErrorKind::InvalidData)?;
         let request = match Request::decode(descriptor) {

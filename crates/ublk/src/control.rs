@@ -124,7 +124,7 @@ impl Control {
         Ok(device)
     }
 
-    /// Sets what a device is before it is started.
+    /// Sets a device's properties before it is started.
     ///
     /// # Errors
     /// The kernel's.
@@ -159,7 +159,7 @@ impl Control {
         self.call(command::END_RECOVERY, number, &mut [], process::id().into())
     }
 
-    /// Returns what the driver knows about a device.
+    /// Returns the driver's description of a device.
     ///
     /// # Errors
     /// There is no such device.
@@ -189,7 +189,7 @@ impl Control {
         }
     }
 
-    /// As `delete`, but never waits.
+    /// Like `delete`, but never waits.
     ///
     /// # Errors
     /// There is no such device, or the driver cannot remove one without waiting.
@@ -201,7 +201,8 @@ impl Control {
     fn call(&mut self, command: u32, number: u32, buf: &mut [u8], data: u64) -> io::Result<()> {
         // At most a page.
         let len_bytes = u16::try_from(buf.len()).map_err(io::Error::other)?;
-        // If this thread does not learn that the command has ended, its memory stays.
+        // If this thread cannot find out whether the command has ended, the command's memory is
+        // never freed.
         let memory = buf.to_vec().leak();
         let address = if memory.is_empty() { 0 } else { memory.as_mut_ptr() as u64 };
         let word = abi::encode_control(number, len_bytes, address, data);

@@ -1,4 +1,4 @@
-//! What the threads that run a queue's requests share.
+//! A queue of requests, and the threads that run them.
 
 use std::{
     fs::File,
@@ -13,7 +13,7 @@ use std::{
 use pagefold_executor::Client;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What the threads that run a queue's requests share.
+/// The state shared by the threads that run a queue's requests.
 pub(crate) struct Queue {
     client: Arc<Client>,
     file: Arc<File>,
@@ -64,7 +64,7 @@ impl Queue {
         &self.ended
     }
 
-    /// Lets the queue's thread send an answer.
+    /// Hands an answer to the queue's thread to send.
     pub(crate) fn answer(&self, tag: u16, result: i32) {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((tag, result));
         if self.sleeps.load(SeqCst) {
@@ -74,7 +74,7 @@ impl Queue {
 
     /// Wakes the queue's thread, which then checks for answers and its end.
     pub(crate) fn wake(&self) {
-        // The counter cannot be full: no thread is woken 2^64 times.
+        // The counter cannot overflow: no thread is woken 2^64 times.
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
     }
 

@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
-    /// Whether it has to be durable when it is answered.
+    /// Whether the change must be durable when the request is answered.
     Write {
         through: bool,
     },
@@ -58,7 +58,7 @@ impl Request {
         Ok(Self { kind, offset, len_bytes })
     }
 
-    /// Returns what it is counted as, and the bytes of its range.
+    /// Returns the operation as which the request is counted, and the bytes of its range.
     fn operation(&self) -> (Operation, u64) {
         let operation = match self.kind {
             Kind::Read => Operation::Read,
@@ -70,7 +70,7 @@ impl Request {
         (operation, self.len_bytes)
     }
 
-    /// Returns how much data it moves.
+    /// Returns the number of bytes that the request moves.
     pub(crate) fn data_bytes(&self) -> usize {
         // At most [`MAX_DATA_BYTES`].
         if matches!(self.kind, Kind::Read | Kind::Write { .. }) { self.len_bytes as usize } else { 0 }
@@ -114,7 +114,7 @@ impl Reply {
         }
     }
 
-    /// Gets the data of a write. Returns false, after an answer, if there are none.
+    /// Fetches the data of a write. If that fails, answers the request and returns false.
     pub(crate) fn receive(&mut self, data: &mut [u8]) -> bool {
         let is_there = self.queue.file().read_exact_at(data, abi::data_at(self.queue.number(), self.tag)).is_ok();
         if !is_there {

@@ -1,4 +1,4 @@
-//! One queue of a device, as its thread exchanges requests and answers with the driver.
+//! One queue of a device, through which its thread exchanges requests and answers with the driver.
 #![allow(unsafe_code)] // entries of the ring name descriptors and files; the driver writes to shared memory
 
 use std::{
@@ -33,7 +33,7 @@ pub(crate) enum Event {
     Woken,
 }
 
-/// What the driver says about a request.
+/// A request, as the driver describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) kind_and_flags: u32,
@@ -65,7 +65,7 @@ impl Ring {
         Ok(Self { ring, descriptors, file: Arc::clone(file), wake: Arc::clone(wake), queue, depth })
     }
 
-    /// Waits for the first requests. From now on this thread is the queue's.
+    /// Waits for the first requests. From now on, only this thread may use the queue.
     pub(crate) fn fetch(&mut self) -> io::Result<()> {
         self.watch()?;
         for tag in 0..self.depth {
@@ -80,7 +80,7 @@ impl Ring {
         self.command(io_command::COMMIT_AND_FETCH, tag, result)
     }
 
-    /// Lets the next write to the eventfd wake this thread.
+    /// Makes the next write to the eventfd wake this thread.
     pub(crate) fn watch(&mut self) -> io::Result<()> {
         /// `POLLIN`.
         const READABLE: u32 = 1;
@@ -100,7 +100,7 @@ impl Ring {
         self.ring.submit().map(drop)
     }
 
-    /// Adds what has happened.
+    /// Adds the events that have happened.
     pub(crate) fn take(&mut self, events: &mut Vec<Event>) {
         let depth = u64::from(self.depth);
         events.extend(self.ring.completion().map(|done| match (done.user_data(), done.result()) {
@@ -110,7 +110,7 @@ impl Ring {
         }));
     }
 
-    /// Returns what a request is, which must have no answer yet.
+    /// Returns the description of a request that has no answer yet.
     pub(crate) fn descriptor(&self, tag: u16) -> Option<Descriptor> {
         if tag >= self.depth {
             return None;

@@ -89,7 +89,7 @@ impl Served {
             let (permit, permitted) = mpsc::channel();
             may_fetch.push(permit);
             let body = move || {
-                // A server that does not listen any more has failed.
+                // If nothing receives this any more, the start has failed.
                 let report = |result| drop(sender.send(result));
                 let left = serve(queue, layout, report, || permitted.recv().is_ok());
                 drop(counted);

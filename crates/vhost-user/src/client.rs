@@ -52,7 +52,7 @@ const STATUS_AT: u64 = 16;
 const TABLE_AT: u64 = 32;
 const DATA_AT: u64 = PAGE_BYTES;
 
-/// How long a test waits for an answer.
+/// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Why a client failed.
@@ -71,7 +71,7 @@ pub enum Error {
     /// The client's own memory failed.
     #[error("the client's memory: {0}")]
     Memory(String),
-    /// A request got another status than success.
+    /// A request failed with this status.
     #[error("the request failed with status {0}")]
     Status(u8),
     /// No answer came.
@@ -124,7 +124,7 @@ impl Default for Options {
     }
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
     /// Reads this number of bytes at an offset.
@@ -173,7 +173,7 @@ pub struct Client {
     /// The other end of the device's channel for requests to the frontend.
     channel: UnixStream,
     features: u64,
-    /// Its queues, each of which a thread of its own may use.
+    /// Its queues; different threads may use them.
     pub queues: Vec<Queue>,
 }
 
@@ -264,7 +264,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Starts a queue where it was.
+    /// Starts a queue where it stopped.
     ///
     /// # Errors
     /// The server refuses it.
@@ -272,7 +272,8 @@ impl Client {
         let Some(queue) = self.queues.get(number) else { return Ok(()) };
         let base = self.memory.iter().next().map_or(0, |region| region.as_ptr() as u64);
         self.frontend.set_vring_num(number, queue.size)?;
-        // What the driver has made available and the log does not list comes after what was used.
+        // Requests that the driver has made available, but that the log does not list, follow those
+        // that were used.
         self.frontend.set_vring_base(number, queue.used_index()?)?;
         let rings = VringConfigData {
             queue_max_size: queue.size,
@@ -397,7 +398,7 @@ fn wait_readable(file: impl AsFd, most: Duration) -> Result<(), Error> {
 pub struct Queue {
     memory: Arc<GuestMemoryMmap<()>>,
     size: u16,
-    /// Guest's addresses.
+    /// Addresses of the guest.
     descriptors: u64,
     available: u64,
     used: u64,
@@ -617,7 +618,7 @@ impl Queue {
         self.wait_for(PATIENCE)
     }
 
-    /// Waits for an answer, at most so long.
+    /// Waits for an answer, for at most this time.
     ///
     /// # Errors
     /// Those of [`wait`](Self::wait).

@@ -1,4 +1,4 @@
-//! What the device is: its features, and its configuration space.
+//! The device's features and its configuration space.
 
 use crate::request::{MAX_DISCARD_SECTORS, MAX_DISCARD_SEGMENTS, MAX_SEGMENTS, SECTOR_BYTES};
 
@@ -56,7 +56,7 @@ const MAX_SPACE_BYTES: usize = 256;
 /// Position of the byte with which the driver chooses between write-back (1) and write-through (0).
 pub(crate) const WRITE_BACK_AT: u32 = 32;
 
-/// What the configuration space shows.
+/// The values of the configuration space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) size_bytes: u64,

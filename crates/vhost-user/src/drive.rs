@@ -59,12 +59,12 @@ impl Driven {
         Ok(Self { queues, vring: Arc::new(Vring::new(0)), memory })
     }
 
-    /// Changes the guest's memory, as its driver does. Returns whether all of it is there.
+    /// Changes the guest's memory, as its driver does. Returns whether the range exists.
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
         self.memory.write_slice(bytes, GuestAddress(address)).is_ok()
     }
 
-    /// Starts the queue. Returns false if the rings are not as they must be.
+    /// Starts the queue. Returns false if the rings are invalid.
     pub fn start(&self, rings: Rings) -> bool {
         let Rings { size, descriptors, available, used, event_idx } = rings;
         let vring = &self.vring;

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::state::Handed;
 
-/// What a frontend's thread does next.
+/// The next step of a frontend's thread.
 pub(crate) enum Turn {
     /// Receives a message.
     Message,
@@ -32,7 +32,8 @@ pub(crate) struct Gate {
 enum Phase {
     Serves,
     Asked(Instant),
-    /// With what another process needs, until that is taken, or with the reason why it cannot continue.
+    /// Contains what another process needs, until that is taken, or the reason why none can
+    /// continue.
     Pauses(Option<Result<Handed, String>>),
     /// Another process has the frontend.
     Given,
@@ -61,7 +62,7 @@ impl Gate {
                 result => result?,
             };
             if !watched[1].revents().is_empty() {
-                // It is not blocking, and the phase says why it was written.
+                // This does not block; the phase says what to do.
                 let _ = rustix::io::read(self.wake.as_fd(), &mut [0; 8]);
             } else if !watched[0].revents().is_empty() {
                 return Ok(Turn::Message);
@@ -69,7 +70,7 @@ impl Gate {
         }
     }
 
-    /// Pauses, unless the pause is over already.
+    /// Pauses, unless the pause has already ended.
     pub(crate) fn pause(&self, handed: Result<Handed, String>) {
         let mut phase = self.lock();
         if let Phase::Asked(_) = *phase {
@@ -87,7 +88,7 @@ impl Gate {
         !matches!(*phase, Phase::Given)
     }
 
-    /// Makes the thread's next turn a pause.
+    /// Asks the thread to pause, at the latest at this time.
     pub(crate) fn ask(&self, deadline: Instant) {
         let mut phase = self.lock();
         if let Phase::Serves = *phase {
@@ -100,7 +101,7 @@ impl Gate {
     /// Waits until the thread pauses. Returns `None` if the frontend has left.
     ///
     /// # Errors
-    /// It has not paused at that time, or cannot be handed over; says why.
+    /// It has not paused by that time, or cannot be handed over; the text says why.
     pub(crate) fn wait_until_paused(&self, deadline: Instant, late: &str) -> Result<Option<Handed>, String> {
         let mut phase = self.lock();
         loop {
@@ -140,7 +141,7 @@ impl Gate {
         *self.lock() = Phase::Pauses(None);
     }
 
-    /// Notes that the thread has ended.
+    /// Records that the thread has ended.
     pub(crate) fn end(&self) {
         *self.lock() = Phase::Ended;
         self.changed.notify_all();

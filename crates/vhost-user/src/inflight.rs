@@ -1,7 +1,7 @@
 //! The log of requests that a queue has taken and not answered, in memory that the frontend keeps.
 //!
-//! A frontend that connects again, to this server or to one that was started in its place, hands
-//! the log over. Listed requests are run again, in the order in which they were taken.
+//! A frontend that reconnects, to this server or to its successor, passes the log. Listed requests
+//! are run again, in the order in which they were taken.
 //!
 //! ```text
 //! each queue, from a multiple of 64 bytes:
@@ -9,7 +9,7 @@
 //! 16 for each descriptor: in flight (1) | 5 unused | next (2) | counter (8)
 //! ```
 //!
-//! An answer is two steps, so that it is known after a crash whether it was given:
+//! Giving an answer takes several steps, so that after a crash it is known whether it was given:
 //!
 //! ```text
 //! last_head = head;  used ring;  in flight of head = 0;  used_index = index of the used ring
@@ -119,14 +119,14 @@ impl Logs {
         if len_bytes < needed || file_bytes < end {
             return Err(LogError::Short(len_bytes.min(file_bytes)));
         }
-        // Not the length that the frontend says, which may be anything.
+        // The length that the frontend reports may be wrong, so it is not used.
         let len = usize::try_from(needed).map_err(|_| LogError::Short(len_bytes))?;
         let region = MmapRegion::from_file(FileOffset::new(File::from(file), offset), len).map_err(io::Error::other)?;
         let listed = if can_shrink { Some(Listed::new(region.as_ptr(), len)?) } else { None };
         Ok(Self { memory: Arc::new(Mapped { _listed: listed, region }), queues, queue_size })
     }
 
-    /// Returns what describes the logs, and their file.
+    /// Returns the description of the logs, and their file.
     pub(crate) fn state(&self) -> Option<(LogsState, &File)> {
         let file = self.memory.region.file_offset()?;
         let (offset, queues, queue_size) = (file.start(), self.queues, self.queue_size);
@@ -162,7 +162,7 @@ pub(crate) struct Log {
 
 impl Log {
     fn store<T: vm_memory::AtomicAccess>(&self, at: usize, value: T) {
-        // Within the mapping, because heads are checked.
+        // This is within the mapping, because heads are checked.
         let _ = self.memory.region.as_volatile_slice().store(value, self.start + at, Release);
     }
 
@@ -179,7 +179,7 @@ impl Log {
         self.counter
     }
 
-    /// Continues with this number, after another process.
+    /// Sets the number of the next request, as another process had it.
     pub(crate) fn set_counter(&mut self, counter: u64) {
         self.counter = counter;
     }
@@ -226,7 +226,7 @@ impl Log {
         self.store(Self::record(head), 1_u8);
     }
 
-    /// Records that the next answer is that to this request.
+    /// Records that this request is answered next.
     pub(crate) fn before_answer(&self, head: u16) {
         if head >= self.queue_size {
             return;
@@ -293,7 +293,7 @@ mod tests {
         assert!(map(u64::MAX, len_bytes, 2).is_err());
     }
 
-    /// A frontend may write anything into a log: only heads of the queue come out of it.
+    /// Whatever a frontend writes into a log, only heads of the queue are read from it.
     #[test]
     fn a_log_with_any_content_names_only_heads_of_the_queue() {
         let (file, len_bytes) = Logs::create(2, 16).expect("logs");

@@ -8,11 +8,11 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, Gu
 
 use crate::truncated::Listed;
 
-/// The kind of a file system of huge pages (Linux, `include/uapi/linux/magic.h`).
+/// The magic number of a file system of huge pages (Linux, `include/uapi/linux/magic.h`).
 const HUGETLBFS: FsWord = 0x9584_58f6;
 
 /// The guest's memory as requests use it. Guests change it at any time, so bytes are copied before
-/// they are looked at.
+/// they are checked.
 #[derive(Debug)]
 pub(crate) struct GuestMemory {
     /// Dropped before the mappings.
@@ -21,7 +21,7 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Returns whether a file was shortened, so that zeros are in its place.
+    /// Returns whether a file was shortened, so that zeros have replaced its mapping.
     pub(crate) fn is_lost(&self) -> bool {
         self.listed.iter().any(|listed| listed.is_lost())
     }
@@ -55,7 +55,7 @@ pub(crate) enum MemoryError {
     Overlap,
     #[error("no region of memory is at guest address {0:#x}")]
     Unknown(u64),
-    #[error("memory at guest address {guest:#x} is not of whole huge pages, which its file consists of")]
+    #[error("memory at guest address {guest:#x} does not consist of whole huge pages, as its file does")]
     HugePages { guest: u64 },
     #[error("cannot map memory of the guest: {0}")]
     Map(#[source] io::Error),
@@ -76,7 +76,7 @@ pub(crate) struct Description {
 #[derive(Clone, Debug)]
 struct Region {
     description: Description,
-    /// `None` if its pages cannot fail to be there. Dropped before the mapping.
+    /// `None` if the file cannot be shortened. Dropped before the mapping.
     listed: Option<Arc<Listed>>,
     mapped: Arc<GuestRegionMmap<()>>,
 }
@@ -140,7 +140,7 @@ impl Regions {
         self.0.iter().filter_map(|region| Some((region.description, region.mapped.file_offset()?.file())))
     }
 
-    /// Returns the guest's address of what the frontend sees at `user`.
+    /// Returns the guest's address for the frontend's address `user`.
     pub(crate) fn guest_address(&self, user: u64) -> Option<u64> {
         let offset_in = |region: &Region| {
             let Description { guest, len_bytes, user: start, .. } = region.description;

@@ -20,16 +20,16 @@ use crate::memory::GuestMemory;
 /// Length of a sector, the unit of positions and sizes.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
-/// Segments of data of a request, as the device reports them. With the header and the status, a
-/// request fills a queue of 128 descriptors.
+/// Maximum number of data segments of a request, which the device reports. With the header and the
+/// status, a request fills a queue of 128 descriptors.
 pub(crate) const MAX_SEGMENTS: u32 = 126;
-/// Descriptors of an indirect table.
+/// Maximum number of descriptors in an indirect table.
 const MAX_INDIRECT: u32 = 1024;
-/// Data of one request.
+/// Maximum length of one request's data.
 const MAX_DATA_BYTES: u64 = 1 << 30;
 /// Sectors of one range to discard or to fill with zeros: 1 GiB.
 pub(crate) const MAX_DISCARD_SECTORS: u32 = 1 << 21;
-/// Such ranges of one request.
+/// Maximum number of such ranges in one request.
 pub(crate) const MAX_DISCARD_SEGMENTS: u32 = 32;
 const DISCARD_SEGMENT_BYTES: u64 = 16;
 const UNMAP: u32 = 1;
@@ -44,7 +44,7 @@ const TYPE_ID: u32 = 8;
 const TYPE_DISCARD: u32 = 11;
 const TYPE_WRITE_ZEROES: u32 = 13;
 
-/// A request's result, as its status byte says it.
+/// A request's result, as its status byte encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
@@ -53,7 +53,7 @@ pub(crate) enum Status {
     Unsupported = 2,
 }
 
-/// A chain of descriptors that has no place for a status, so that the driver cannot learn of it.
+/// A chain of descriptors without a byte for a status, so that the request cannot be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     #[error("a descriptor's number is beyond the end of its table")]
@@ -101,7 +101,7 @@ enum Kind {
     Identify,
     Discard(Vec<Range>),
     WriteZeroes(Vec<Range>),
-    /// It fails before it begins.
+    /// The request fails before it begins.
     Refused(Status),
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct Request {
     data_bytes: u64,
     status: GuestAddress,
     progress: Progress,
-    /// Until it is finished.
+    /// `None` once it is finished.
     started: Option<Started>,
 }
 
@@ -133,9 +133,9 @@ pub(crate) struct Progress {
 pub(crate) enum Ran {
     /// At its end.
     Done(Status),
-    /// It would have to wait for storage, and may not.
+    /// Where it would have to wait for storage, and may not.
     Blocks,
-    /// It found no room.
+    /// Where it found no room.
     NoRoom(Arc<Waits>),
 }
 
@@ -150,7 +150,7 @@ pub(crate) struct Mode {
     pub(crate) write_through: bool,
 }
 
-/// Appends the segments of a chain, and returns how many of them are readable: the first ones.
+/// Appends the segments of a chain, readable ones first, and returns how many are readable.
 fn walk(table: &Table, head: u16, segments: &mut Vec<Segment>) -> Result<usize, Malformed> {
     let (mut start, mut entries, mut index) = (table.start, u32::from(table.len), u32::from(head));
     let (mut left, mut is_indirect, mut readable) = (entries, false, None);
@@ -192,8 +192,8 @@ fn total_bytes(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.len_bytes)).sum()
 }
 
-/// Copies bytes of segments, `skip` bytes after their start. They are shorter than the segments and
-/// in the guest's memory, or this fails.
+/// Copies bytes of segments, `skip` bytes after their start. Fails if the segments are too short or
+/// not in the guest's memory.
 fn each_piece(
     segments: &[Segment],
     mut skip: u64,
@@ -283,7 +283,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Goes on with a change where an earlier attempt has stopped. The driver must not have changed the
+    /// Continues a change where an earlier attempt stopped. The driver must not have changed the
     /// chain since; if it has, the request begins again unless it is as long as it was.
     pub(crate) fn resume(&mut self, progress: Progress) {
         let Progress { ranges, bytes } = progress;
@@ -320,7 +320,7 @@ impl Request {
         self.progress
     }
 
-    /// Returns what is to be done, and keeps only the data's segments.
+    /// Returns the action to run, and keeps only the data's segments.
     fn decode_kind(&mut self, memory: &GuestMemory, readable: usize) -> Option<Kind> {
         let mut header = [0; HEADER_BYTES as usize];
         let (from_driver, to_driver) = self.data.split_at(readable);
@@ -440,8 +440,8 @@ impl Request {
         }
     }
 
-    /// Runs it, with `buf` for its data. Finished parts are not repeated: another request may have
-    /// changed them since.
+    /// Runs the request, with `buf` for its data. Finished parts are not repeated: another request
+    /// may have changed them since.
     pub(crate) fn run(
         &mut self,
         device: &Device,
@@ -461,7 +461,7 @@ impl Request {
         buf: &mut [u8],
         mode: Mode,
     ) -> Result<Ran, Error> {
-        // Also when it continues: the driver may have changed the chain since.
+        // Checked again when the request continues: the driver may have changed the chain since.
         self.check(device)?;
         match &self.kind {
             Kind::Refused(status) => Ok(Ran::Done(*status)),
@@ -551,7 +551,7 @@ impl Request {
         Ok(Ran::Done(Status::Ok))
     }
 
-    /// Counts how it has ended, and finishes it.
+    /// Counts the result, and finishes the request.
     pub(crate) fn end(&mut self, activity: &Activity, memory: &GuestMemory, status: Status) -> u32 {
         if let Some(started) = self.started.take() {
             activity.end(started, status == Status::Ok);
@@ -561,7 +561,7 @@ impl Request {
 
     /// Writes the status, and returns how many bytes of the chain were written.
     pub(crate) fn finish(&self, memory: &GuestMemory, status: Status) -> u32 {
-        // The place was checked. If the memory is gone since, no driver waits for the status.
+        // The address was checked. If the memory is gone since, no driver waits for the status.
         let _ = memory.write_obj(status as u8, self.status);
         match (&self.kind, status) {
             (Kind::Read(_), Status::Ok) => u32::try_from(self.data_bytes + 1).unwrap_or(u32::MAX),

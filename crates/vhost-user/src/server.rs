@@ -36,7 +36,7 @@ const WAKE: u64 = 0;
 /// Interval between two checks of the sizes of disks that frontends use.
 const SIZE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
-/// How long no frontend is accepted after the system could not.
+/// Pause after the system could not accept a frontend.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// An event on a disk's socket.
@@ -47,9 +47,9 @@ pub enum Event {
     Connected,
     /// A frontend has left.
     Disconnected,
-    /// A frontend is not served, or not any longer: it broke the protocol, or something is missing.
+    /// A frontend is not or no longer served: it broke the protocol, or something is missing.
     Refused(String),
-    /// A guest's driver broke this queue, which stops until the driver starts it again.
+    /// A guest's driver broke this queue, which stays stopped until the driver starts it again.
     QueueBroken(u16, String),
 }
 
@@ -59,7 +59,7 @@ pub type Notify = Box<dyn Fn(&str, Event) + Send + Sync>;
 /// Opens an export for a frontend.
 pub type Open = Box<dyn Fn(&Export) -> Result<Arc<Client>, OpenError> + Send + Sync>;
 
-/// What a server may use for each frontend.
+/// The resources that a server may use for each frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Maximum number of threads for one frontend's queues.
@@ -100,13 +100,13 @@ struct State {
     sockets: HashMap<u64, Socket>,
     sessions: HashMap<u64, Arc<Handle>>,
     last_number: u64,
-    /// Whether no frontend is accepted, and none is served further.
+    /// Whether frontends are neither accepted nor served.
     pauses: bool,
     /// Whether the thread that accepts frontends has seen this.
     is_parked: bool,
     /// Whether this continues another process, which may still serve the frontends.
     waits_for_another: bool,
-    /// Of the frontends that pause, by the numbers of their sockets.
+    /// What paused frontends hand over, by the numbers of their sockets.
     handed: HashMap<u64, Handed>,
 }
 
@@ -120,7 +120,7 @@ struct Socket {
 /// Bounds reports that a frontend or its guest can cause at any rate.
 #[derive(Debug, Default)]
 struct Reports {
-    /// When the first of the last minute was.
+    /// Time of the first report of the last minute.
     since: Option<Instant>,
     count: u32,
 }
@@ -166,8 +166,8 @@ impl Drop for Listening {
 }
 
 impl Listening {
-    /// Returns what another process needs to continue the socket and its frontend, while the server
-    /// [pauses](Server::pause), and the descriptors that belong to it.
+    /// While the server [pauses](Server::pause), returns what another process needs to continue the
+    /// socket and its frontend, with its descriptors.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -192,8 +192,8 @@ impl Server {
         Self::start_with(config, open, notify, State::default())
     }
 
-    /// Starts a server that continues one of another process. It serves once it may
-    /// [go on](Self::go_on). If it is dropped before, it leaves the frontends to the other process.
+    /// Starts a server that continues another process's. It serves after [`go_on`](Self::go_on). If
+    /// it is dropped before that, it leaves the frontends to the other process.
     ///
     /// # Errors
     /// The system failed.
@@ -231,7 +231,7 @@ impl Server {
     /// Continues a socket of another process, and its frontend.
     ///
     /// # Errors
-    /// What was handed over is incomplete or invalid, or the system failed; says why.
+    /// What was handed over is incomplete or invalid, or the system failed; the text says why.
     pub fn listen_taken(
         &self,
         export: Arc<Export>,
@@ -273,12 +273,12 @@ impl Server {
         self.shared.lock().sessions.len()
     }
 
-    /// Lets requests end, and begins no other, until [`go_on`](Self::go_on) or
+    /// Finishes the requests in progress, and begins no others until [`go_on`](Self::go_on) or
     /// [`give_away`](Self::give_away). Frontends that connect wait.
     ///
     /// # Errors
-    /// Requests have not ended after `patience`, or a frontend cannot be handed over; says why. The server
-    /// serves.
+    /// Requests have not ended within `patience`, or a frontend cannot be handed over; the text
+    /// says why. The server continues.
     pub fn pause(&self, patience: Duration) -> Result<(), String> {
         let paused = self.try_pause(Instant::now() + patience);
         if paused.is_err() {
@@ -324,7 +324,7 @@ impl Server {
         self.shared.changed.notify_all();
     }
 
-    /// Ends the server, which pauses, but leaves its frontends to another process.
+    /// Ends the paused server, but leaves its frontends to another process.
     pub fn give_away(&self) {
         self.shared.stopping.store(true, Release);
         let mut state = self.shared.lock();
@@ -339,7 +339,7 @@ impl Server {
         }
     }
 
-    /// Disconnects all frontends, after the requests that run. Returns whether all had left after
+    /// Disconnects all frontends once running requests end. Returns whether all have left within
     /// `grace`.
     pub fn stop(&self, grace: Duration) -> bool {
         if self.shared.lock().waits_for_another {
@@ -379,7 +379,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the thread that accepts frontends look whether it is to do something else.
+    /// Makes the thread that accepts frontends check what it is to do.
     fn wake(&self) {
         // The counter cannot be full.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
@@ -396,7 +396,7 @@ impl Shared {
         state.is_parked = false;
     }
 
-    /// Reports what a frontend has caused, unless there were many such reports of its socket recently.
+    /// Reports an event that a frontend caused, unless its socket had many such reports recently.
     fn report(&self, number: u64, export: &Export, event: Event) {
         let mut state = self.lock();
         let may = state.sockets.get_mut(&number).is_some_and(|socket| socket.reports.may_have(Instant::now()));
@@ -406,7 +406,7 @@ impl Shared {
         }
     }
 
-    /// Lets the next frontend connect.
+    /// Accepts the next frontend of a socket when it connects.
     fn accept_next(&self, number: u64) {
         if let Some(socket) = self.lock().sockets.get(&number) {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
@@ -433,7 +433,7 @@ fn accept_all(shared: &Arc<Shared>) {
         for event in &events[..count] {
             let number = event.data.u64();
             if number == WAKE {
-                // It is not blocking, and the loop looks why it was written.
+                // This does not block; the loop checks what to do.
                 let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
             } else if !accept(shared, number) {
                 shared.accept_next(number);
@@ -479,7 +479,7 @@ struct Connecting {
 
 /// A frontend that a thread can serve.
 struct Prepared {
-    /// Dropped first: when the next frontend connects, no request of this one runs any longer.
+    /// Dropped first, so that no request of this frontend runs when the next one connects.
     session: Session,
     socket: UnixStream,
     connected: Connected,

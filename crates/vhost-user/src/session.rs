@@ -37,7 +37,7 @@ pub(crate) enum Left {
     Given,
 }
 
-/// Why a frontend is not served any longer.
+/// Why a frontend is no longer served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error(transparent)]
@@ -52,7 +52,7 @@ pub(crate) enum SessionError {
     Queue(u16, #[source] Broken),
     #[error("queue {0} does not exist: there are {MAX_QUEUES}")]
     NoQueue(u64),
-    #[error("message {0} is too short, or has not the file descriptors that it needs")]
+    #[error("message {0} is too short, or lacks file descriptors that it needs")]
     Short(u32),
     #[error("message {0} is not supported")]
     Unknown(u32),
@@ -75,9 +75,9 @@ pub(crate) enum SessionError {
 pub(crate) struct Handle {
     client: Arc<Client>,
     socket: UnixStream,
-    /// The disk's size that the frontend may know.
+    /// The disk's size that was last reported to the frontend.
     size_bytes: AtomicU64,
-    /// Where the frontend takes requests of the device.
+    /// The channel for the device's requests to the frontend.
     channel: Mutex<Option<OwnedFd>>,
     pub(crate) gate: Gate,
 }
@@ -95,7 +95,7 @@ impl Handle {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Lets the frontend read the configuration again if the disk's size has changed.
+    /// Asks the frontend to read the configuration again if the disk's size has changed.
     pub(crate) fn check_size(&self) {
         let Some(size_bytes) = self.client.device().map(|device| device.size_bytes()) else { return };
         if self.size_bytes.swap(size_bytes, Relaxed) == size_bytes {
@@ -124,7 +124,7 @@ pub(crate) struct Session {
     workers: Vec<Option<Worker>>,
 }
 
-/// What a message is answered with.
+/// The answer to a message.
 enum Answer {
     /// A zero, if the frontend wants an answer.
     Done,
@@ -151,7 +151,7 @@ impl Session {
     /// Serves the frontend until it leaves.
     ///
     /// # Errors
-    /// It sent what it must not, or the system failed.
+    /// The frontend broke the protocol, or the system failed.
     pub(crate) fn serve(&mut self, socket: &UnixStream) -> Result<Left, SessionError> {
         let handle = Arc::clone(&self.handle);
         loop {
@@ -181,7 +181,7 @@ impl Session {
         }
     }
 
-    /// Serves a frontend that was [restored](Self::restore), once it may.
+    /// Serves a frontend that was [restored](Self::restore), once the pause ends.
     ///
     /// # Errors
     /// As those of [`serve`](Self::serve).
@@ -194,7 +194,7 @@ impl Session {
         self.serve(socket)
     }
 
-    /// Takes no more requests, and returns what another process needs once the last has ended.
+    /// Takes no more requests, waits for the last to end, and returns what another process needs.
     fn pause(&self, socket: &UnixStream, deadline: Instant) -> Result<Handed, String> {
         self.vrings.iter().for_each(|vring| vring.pause());
         if !self.vrings.iter().all(|vring| vring.is_drained_until(deadline)) {
@@ -248,10 +248,10 @@ impl Session {
         Ok(Handed { state, descriptors })
     }
 
-    /// Makes this the session that another process has handed over. It pauses.
+    /// Restores the session that another process has handed over. It stays paused.
     ///
     /// # Errors
-    /// What was handed over is not what a frontend may ask for, or the system failed.
+    /// What was handed over would not be accepted from a frontend, or the system failed.
     pub(crate) fn restore(
         &mut self,
         state: &FrontendState,
@@ -442,7 +442,7 @@ impl Session {
         Ok(())
     }
 
-    /// Gives all queues the memory as it is now. Requests that run keep what they have.
+    /// Gives all queues the current memory. Running requests keep the memory they use.
     fn share_memory(&self) {
         let memory = self.regions.memory();
         self.vrings.iter().for_each(|vring| vring.set_memory(memory.clone()));
@@ -457,7 +457,7 @@ impl Session {
         let size_bytes = self.context.client.device().map_or(0, |device| device.size_bytes());
         let write_back = self.context.write_back.load(Relaxed);
         let part = Space { size_bytes, queues: self.queues, write_back }.part(offset, len_bytes);
-        // Without its bytes, the reply says that they do not exist.
+        // A reply without bytes says that they do not exist.
         let part = part.unwrap_or_default();
         let len = u32::try_from(part.len()).unwrap_or_default();
         let words = [offset, len, flags].into_iter().flat_map(u32::to_ne_bytes);
@@ -516,7 +516,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets a thread serve a queue once it has started.
+    /// Assigns a thread to a queue once it has started.
     fn attend(&mut self, vring: &Arc<Vring>, kick: OwnedFd) -> Result<(), SessionError> {
         let (at, count) = (usize::from(vring.number), self.workers.len());
         let Some(slot) = self.workers.get_mut(at % count) else { return Ok(()) };
@@ -555,7 +555,7 @@ impl Drop for Session {
     }
 }
 
-/// Says that a disk's requests run longer than a pause may take.
+/// Returns the message for requests that run longer than a pause may take.
 pub(crate) fn late(name: &str) -> String {
     format!("requests of disk '{name}' have not ended in time; they may wait for memory or for storage")
 }
@@ -585,8 +585,8 @@ fn create_logs(message: &Message) -> Result<Answer, SessionError> {
     Ok(Answer::ReplyWithFile(body, file))
 }
 
-/// Returns the file if it is of the kind that eventfds are, not blocking. Writing to another could
-/// block a thread that others need.
+/// Returns the file if it is a non-blocking one of the kind that eventfds are. Writing to another
+/// could block a thread that others need.
 fn eventfd(file: OwnedFd) -> Option<OwnedFd> {
     let is_anonymous = FileType::from_raw_mode(fstat(&file).ok()?.st_mode) == FileType::Unknown;
     let flags = fcntl_getfl(&file).ok()?;

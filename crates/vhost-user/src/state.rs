@@ -1,5 +1,5 @@
-//! What another process needs to continue a socket and its frontend. It is not trusted: what it
-//! describes is checked as what a frontend sends.
+//! What another process needs to continue a socket and its frontend. It is not trusted: its values
+//! are checked like those that a frontend sends.
 
 use std::os::fd::OwnedFd;
 
@@ -8,10 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::memory::Description;
 
 /// A socket on which a disk is served, and its frontend. A field that a later version adds needs a
-/// default. The descriptors that belong to it are that of the listening socket, and those of the
-/// frontend: its connection, the files of its memory, the channel of requests of the device, the
-/// file of its logs, and of each queue the eventfds that start it, notify the driver and report
-/// errors.
+/// default. Its descriptors are the listening socket and those of the frontend: its connection, the
+/// files of its memory, the channel for the device's requests, the file of its logs, and for each
+/// queue the eventfds that start it, notify the driver and report errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SocketState {
     #[serde(default)]
@@ -24,12 +23,12 @@ pub(crate) struct FrontendState {
     pub(crate) features: u64,
     pub(crate) protocol: u64,
     pub(crate) write_back: bool,
-    /// The disk's size that the frontend may know.
+    /// The disk's size that was last reported to the frontend.
     pub(crate) size_bytes: u64,
     pub(crate) regions: Vec<Description>,
     pub(crate) has_channel: bool,
     pub(crate) logs: Option<LogsState>,
-    /// Those that the frontend has set up.
+    /// The queues that the frontend has set up.
     pub(crate) queues: Vec<QueueState>,
 }
 
@@ -57,7 +56,7 @@ pub(crate) struct QueueState {
     pub(crate) is_broken: bool,
     pub(crate) has_call: bool,
     pub(crate) has_error: bool,
-    /// The next number in the log, if there is one.
+    /// The number of the next request in the log, if there is a log.
     pub(crate) log_counter: u64,
 }
 

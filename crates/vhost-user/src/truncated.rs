@@ -1,9 +1,9 @@
-//! Mappings of files that others own and may shorten.
+//! Protects mappings of files that others own and may shorten.
 //!
-//! Touching a page of a mapping that its file no longer has raises SIGBUS, which by default ends
-//! the process. Files are [sealed](rustix::fs::SealFlags::SHRINK) where they can be. Mappings of
-//! other files are listed here. If a file is shortened, a handler replaces its mapping by zeros, so
-//! its owner harms only itself. For all other addresses the handler that was there before decides.
+//! Accessing a mapped page past its file's end raises SIGBUS, which by default ends the process.
+//! Files are [sealed](rustix::fs::SealFlags::SHRINK) if possible. Mappings of other files are
+//! listed here. If a file is shortened, a handler replaces its mapping by zeros, so its owner harms
+//! only itself. SIGBUS at any other address goes to the handler that was there before.
 #![allow(unsafe_code)]
 
 use std::{
@@ -24,8 +24,8 @@ use libc::{c_int, c_void, siginfo_t};
 /// Mappings that can be listed. Further files must be sealed.
 const PLACES: usize = 4096;
 
-/// The listed mappings. A place is free while its length is 0, and being filled or freed while it is
-/// [`BUSY`].
+/// The listed mappings. A place is free while its length is 0, and being filled or freed while its
+/// length is [`BUSY`].
 static LISTED: [Place; PLACES] = [const { Place::free() }; PLACES];
 
 /// A length that no mapping has.
@@ -74,7 +74,7 @@ impl Listed {
         Ok(Self(number))
     }
 
-    /// Returns whether the mapping has lost its file, and has zeros instead.
+    /// Returns whether the mapping has lost its file, and reads as zeros.
     pub(crate) fn is_lost(&self) -> bool {
         LISTED[self.0].is_lost.load(Relaxed)
     }
@@ -128,7 +128,7 @@ extern "C" fn handle(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Puts zeros in the place of the listed mapping with this address. Returns whether there is one.
+/// Replaces the listed mapping that contains this address by zeros. Returns whether there is one.
 fn replace(address: usize) -> bool {
     for place in &LISTED {
         let (len, start) = (place.len.load(Acquire), place.start.load(Relaxed));

@@ -1,4 +1,4 @@
-//! A queue of the guest's driver, as all threads share it.
+//! A queue of the guest's driver, shared by all threads.
 //!
 //! ```text
 //! taken from the ring = answered + in flight
@@ -50,17 +50,17 @@ struct State {
     is_started: bool,
     is_enabled: bool,
     is_broken: bool,
-    /// Whether only requests that were taken before are run.
+    /// Whether the queue pauses: it only finishes requests that were already taken.
     is_paused: bool,
     call: Option<OwnedFd>,
     error: Option<OwnedFd>,
     log: Option<Log>,
     in_flight: usize,
-    /// Requests that are in flight, and to be run again.
+    /// Requests in flight that are to be run again.
     again: VecDeque<InFlight>,
-    /// How many of `again` wait for room, the last ones.
+    /// The last ones of `again`, this many, wait for room.
     waiting: usize,
-    /// Each counts a request that waits or is being retried.
+    /// One for each request that waits or is being retried.
     counted: Vec<Waiting>,
     /// Whether the driver notifies the device of requests.
     is_notified: bool,
@@ -99,7 +99,8 @@ impl State {
         why
     }
 
-    /// Breaks the queue while requests are taken. The first `in_flight` of them count as in flight.
+    /// Breaks the queue while requests are taken, the first `in_flight` of which count as in
+    /// flight.
     fn give_up(&mut self, heads: &mut Vec<InFlight>, in_flight: usize, why: Broken) -> Broken {
         heads.clear();
         self.in_flight = self.in_flight.saturating_sub(in_flight);
@@ -112,7 +113,8 @@ impl State {
     }
 }
 
-/// Wakes who waits for an eventfd. One that cannot be written has not been read for 2^64 wakes.
+/// Wakes the thread that waits for an eventfd. The write fails only after 2^64 wakes without a
+/// read.
 fn signal(eventfd: Option<&OwnedFd>) {
     if let Some(eventfd) = eventfd {
         let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
@@ -124,8 +126,8 @@ fn signal(eventfd: Option<&OwnedFd>) {
 pub(crate) struct InFlight {
     /// The number of its first descriptor.
     pub(crate) head: u16,
-    /// How much of it an earlier attempt has done. The rest of a request is decoded again, so that
-    /// waiting requests of a guest take little memory.
+    /// How much of it an earlier attempt has done. The rest is decoded again, so that waiting
+    /// requests take little memory.
     pub(crate) progress: Progress,
 }
 
@@ -138,14 +140,14 @@ impl InFlight {
 /// Requests that were taken.
 pub(crate) struct Heads {
     pub(crate) table: Table,
-    /// How many of them, at the front, were taken before.
+    /// How many of them, the first ones, had been taken before.
     pub(crate) again: usize,
 }
 
 impl Vring {
     pub(crate) fn new(number: u16) -> Self {
         let state = State {
-            // The size is a power of two.
+            // Cannot fail: the size is a power of two.
             queue: Queue::new(MAX_QUEUE_SIZE).unwrap_or_default(),
             memory: None,
             is_valid: false,
@@ -235,7 +237,7 @@ impl Vring {
                 return Err(state.breaks(Broken::Log));
             }
             let heads = log.recover(used, size);
-            // Heads of the queue, so no more than its size.
+            // The log lists heads of the queue, so no more than its size.
             state.queue.set_next_avail(used.wrapping_add(heads.len() as u16));
             state.in_flight += heads.len();
             state.again.extend(heads.into_iter().map(InFlight::new));
@@ -248,8 +250,8 @@ impl Vring {
         self.lock().is_enabled = enabled;
     }
 
-    /// Appends requests to `heads`, at most `most`, and returns where their descriptors are.
-    /// One that waits for room is taken only `with_waiting`.
+    /// Appends at most `most` requests to `heads`, and returns where their descriptors are. With
+    /// `with_waiting`, one of them may be a request that waits for room.
     ///
     /// # Errors
     /// The driver has broken the queue, which is not used until the frontend starts it again.
@@ -299,7 +301,7 @@ impl Vring {
             new.iter().for_each(|taken| log.begin(taken.head));
         }
         if !new.is_empty() && state.is_notified {
-            // Until nothing is left, looking at the ring costs less than being notified.
+            // While requests remain, checking the ring costs less than notifications.
             state.is_notified = false;
             let _ = state.queue.disable_notification(&**table.memory);
         }
@@ -349,7 +351,7 @@ impl Vring {
         state.breaks(why.into())
     }
 
-    /// Gives up all that is in flight, because the queue's thread panics.
+    /// Gives up all requests in flight, because the queue's thread panics.
     pub(crate) fn lose(&self) {
         let mut state = self.lock();
         state.is_broken = true;
@@ -357,7 +359,7 @@ impl Vring {
         self.drained.notify_all();
     }
 
-    /// Lets a request wait for room.
+    /// Adds a request to those that wait for room.
     pub(crate) fn wait_for_room(&self, request: &Request, waits: &Arc<Waits>) {
         let mut state = self.lock();
         state.again.push_back(InFlight { head: request.head, progress: request.progress() });
@@ -378,7 +380,7 @@ impl Vring {
         waiting
     }
 
-    /// Lets the driver notify the device again. Returns whether there are requests already.
+    /// Asks the driver for notifications again. Returns whether there are requests already.
     pub(crate) fn listen(&self) -> bool {
         let mut state = self.lock();
         if !state.runs() {
@@ -406,7 +408,7 @@ impl Vring {
         self.lock().is_paused = true;
     }
 
-    /// Returns whether nothing is in flight, once that is so or at this time.
+    /// Waits until nothing is in flight, at most until this time. Returns whether nothing is.
     pub(crate) fn is_drained_until(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         while state.in_flight > 0 {
@@ -424,7 +426,7 @@ impl Vring {
         self.lock().is_paused = false;
     }
 
-    /// Returns what another process needs to continue the queue, which pauses, and its eventfds.
+    /// Returns what another process needs to continue the paused queue, and its eventfds.
     pub(crate) fn state(&self) -> io::Result<(QueueState, Vec<OwnedFd>)> {
         let state = self.lock();
         let State { queue, call, error, log, .. } = &*state;
@@ -447,7 +449,7 @@ impl Vring {
         Ok((described, eventfds))
     }
 
-    /// Continues a queue of another process, whose rings, size and log are set. It pauses.
+    /// Continues another process's queue; rings, size and log are already set. It stays paused.
     ///
     /// # Errors
     /// Its log is shorter than the queue.
@@ -479,7 +481,8 @@ impl Vring {
         let mut state = self.lock();
         state.is_started = false;
         state = self.drain(state, true);
-        // A request that broke the queue has no answer, and is not to be run when the queue starts again.
+        // A request that broke the queue gets no answer, and must not run when the queue starts
+        // again.
         state.log.iter().for_each(Log::clear);
         state.call = None;
         state.queue.next_avail()
@@ -492,8 +495,8 @@ impl Vring {
         drop(self.drain(state, false));
     }
 
-    /// Waits until nothing is in flight. Requests that wait for room end: they fail if `fails`, or else
-    /// have no answer. One that runs may still find no room and begin to wait.
+    /// Waits until nothing is in flight. Requests that wait for room fail if `fails`, and else end
+    /// without an answer. A running one may still find no room and begin to wait.
     fn drain<'a>(&'a self, mut state: MutexGuard<'a, State>, fails: bool) -> MutexGuard<'a, State> {
         loop {
             let heads = std::mem::take(&mut state.again);
@@ -510,7 +513,7 @@ impl Vring {
                     }
                     state = self.lock();
                 }
-                // Without the guest's memory there is no answer either.
+                // Without the guest's memory, there can be no answer.
                 None => state.in_flight = state.in_flight.saturating_sub(heads.len()),
             }
             if state.in_flight == 0 {

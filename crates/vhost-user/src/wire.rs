@@ -31,7 +31,7 @@ const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// What a frontend asks for.
+/// Requests of a frontend.
 pub(crate) mod request {
     pub(crate) const GET_FEATURES: u32 = 1;
     pub(crate) const SET_FEATURES: u32 = 2;
@@ -60,10 +60,10 @@ pub(crate) mod request {
     pub(crate) const REM_MEM_REG: u32 = 38;
 }
 
-/// What a backend asks for, on a socket of its own: the frontend is to read the configuration again.
+/// The request of a backend, on a separate socket: that the frontend read the configuration again.
 const CONFIG_CHANGED: u32 = 2;
 
-/// Why a message is not what it should be.
+/// Why a message is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     #[error(transparent)]
@@ -142,7 +142,7 @@ impl Message {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = [file];
-        // The space is that of one descriptor.
+        // The space suffices for one descriptor.
         let _ = control.push(SendAncillaryMessage::ScmRights(&files));
         let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
         (&*socket).write_all(&bytes[sent..])

@@ -39,9 +39,9 @@ use crate::{
     vring::{Broken, Heads, InFlight, Vring},
 };
 
-/// Requests that are taken from a queue together.
+/// Maximum number of requests taken from a queue together.
 const BATCH: usize = 16;
-/// A request with more data is worth another thread.
+/// A request with more data runs on another thread.
 const MOST_INLINE_BYTES: u64 = 64 << 10;
 /// Length of a thread's buffer if there is no memory for a longer one.
 const SMALL_BUFFER_BYTES: usize = 16 << 10;
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // The counter cannot be full: no thread is woken 2^64 times.
+        // The counter cannot overflow: no thread is woken 2^64 times.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -132,13 +132,13 @@ impl Worker {
         Ok(watch(&self.shared.epoll, kick)?)
     }
 
-    /// Undoes [`watch`](Self::watch).
+    /// Ends [`watch`](Self::watch).
     pub(crate) fn forget(&self, kick: &OwnedFd) {
-        // The eventfd is watched, or no longer needed.
+        // Fails only if the eventfd is not watched.
         let _ = epoll::delete(&self.shared.epoll, kick);
     }
 
-    /// Lets the thread look at its queues.
+    /// Makes the thread look at its queues.
     pub(crate) fn wake(&self) {
         self.shared.wake();
     }
@@ -188,7 +188,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Creates what a thread needs to serve queues, and takes the memory for it.
+    /// Creates what a thread needs to serve queues, and reserves its memory.
     pub(crate) fn new(context: Arc<Context>) -> io::Result<(Self, Taken)> {
         let (buf, taken) = buffer(context.client.executor().memory())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -224,7 +224,7 @@ impl Queues {
         }
     }
 
-    /// Runs requests until there have been none for `poll`. Returns when they ended.
+    /// Runs requests until none has come for `poll`. Returns when the last ended.
     fn run_until_idle(&mut self, vrings: &[Arc<Vring>], poll: Duration, mut retry: bool) -> Instant {
         let mut idle_since = Instant::now();
         while !self.shared.ended.load(Relaxed) && !self.shared.has_more.load(Relaxed) {
@@ -234,11 +234,11 @@ impl Queues {
                 ran |= self.run(vring, waiting > 0);
                 found_room |= waiting > 0 && vring.count_waiting() < waiting;
             }
-            // One of each queue is tried, until none finds room.
+            // Each round retries one request of each queue, until none finds room.
             retry = found_room;
             if ran {
                 idle_since = Instant::now();
-                // Queues that are always busy leave no pause in which the others' would be tried.
+                // Queues that are always busy leave no idle moment to retry requests of the others.
                 if idle_since.duration_since(self.tried) >= ROOM_PAUSE {
                     (self.tried, retry) = (idle_since, true);
                 }
@@ -325,7 +325,7 @@ impl Queues {
         self.spare = request.into_segments();
     }
 
-    /// Lets other threads run requests, or runs them here if none is free.
+    /// Hands requests to other threads, or runs them here if none is free.
     fn hand_on(&mut self, vring: &Arc<Vring>, left: Vec<Request>, device: &Arc<Device>, memory: &Arc<GuestMemory>) {
         let client = Arc::clone(&self.shared.context.client);
         for requests in groups(left, device.read_unit_bytes()) {
@@ -345,7 +345,7 @@ impl Queues {
     }
 }
 
-/// Splits requests so that reads which have something in common are run together.
+/// Groups requests: neighbouring reads that begin in the same unit run together.
 fn groups(left: Vec<Request>, unit_bytes: u64) -> Vec<Vec<Request>> {
     let mut groups: Vec<Vec<Request>> = Vec::new();
     let unit = |request: &Request| request.read_offset().map(|offset| offset / unit_bytes.max(1));
@@ -369,7 +369,7 @@ fn groups(left: Vec<Request>, unit_bytes: u64) -> Vec<Vec<Request>> {
     groups
 }
 
-/// Requests that wait for storage, or are large: one, or several reads.
+/// Work for the executor: one request that waits for storage or is large, or several reads.
 struct Job {
     worker: Arc<Shared>,
     vring: Arc<Vring>,
@@ -380,7 +380,7 @@ struct Job {
 }
 
 impl Job {
-    /// Answers the last request, or lets it wait for room.
+    /// Answers the last request, or makes it wait for room.
     fn finish(&mut self, ran: Ran) {
         let Some(mut request) = self.requests.pop() else { return };
         let status = match ran {
@@ -389,7 +389,7 @@ impl Job {
                 self.vring.wait_for_room(&request, &waits);
                 return self.worker.wake();
             }
-            // A request that may wait is always done.
+            // A request that may wait always finishes.
             Ran::Blocks => Status::Failed,
         };
         let activity = &self.worker.context.client.access().activity;
@@ -419,7 +419,7 @@ impl Job {
     }
 }
 
-/// A request whose task panicked, or that no thread has run when the server ends, fails.
+/// Requests fail if their task panicked, or if no thread has run it when the server ends.
 impl Drop for Job {
     fn drop(&mut self) {
         let activity = &self.worker.context.client.access().activity;

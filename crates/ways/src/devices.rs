@@ -1,5 +1,5 @@
-//! Disks as block devices, which clients of the control socket create: those of the kernel's ublk
-//! driver, and those of its NBD client that are connected in advance.
+//! Disks as block devices that clients of the control socket create: devices of the kernel's ublk
+//! driver, and NBD devices that are connected in advance.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ use pagefold_ublk::{Layout, Served, path};
 
 use crate::spares::Spares;
 
-/// Interval between two looks whether a server that ends still waits for requests.
+/// Interval between two checks whether a server that ends still waits for requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves the block devices that clients of the control socket have created, as `pagefold attach`
@@ -59,7 +59,7 @@ impl List {
         })
     }
 
-    /// Returns the devices that were not stopped.
+    /// Returns the devices that are not stopped.
     fn lock(&self) -> MutexGuard<'_, Vec<Device>> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         devices.retain(|device| !device.served.has_ended());
@@ -71,7 +71,7 @@ impl Devices for List {
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String> {
         let mut devices = self.lock();
         if let Some(path) = ublk_of(&devices, export).or_else(|| self.spares.of(export)) {
-            return Err(format!("the disk is served as {} already", path.display()));
+            return Err(format!("the disk is already served as {}", path.display()));
         }
         let client = self.host.open(export).map_err(|error| error.to_string())?;
         let layout = Layout { queues: device.queues, depth: device.depth };
@@ -83,7 +83,7 @@ impl Devices for List {
 
     fn of(&self, disk: &str) -> Option<PathBuf> {
         let devices = self.lock();
-        // An export that was removed may have the name of another.
+        // The name of a removed export may belong to another by now.
         let is_of = |device: &&Device| *device.export.name() == *disk && device.export.size_bytes().is_some();
         let path = devices.iter().find(is_of).map(|device| path(device.number));
         drop(devices);
@@ -101,10 +101,10 @@ impl Devices for List {
     }
 
     fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
-        // The lock is held until the spare is bound.
+        // The lock is held until the spare device is bound.
         let devices = self.lock();
         if let Some(path) = ublk_of(&devices, export) {
-            return Err(format!("the disk is served as {} already", path.display()));
+            return Err(format!("the disk is already served as {}", path.display()));
         }
         self.spares.bind(&self.host, export, bind)
     }

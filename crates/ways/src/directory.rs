@@ -16,13 +16,13 @@ use pagefold_server::{DiskFiles, HandedTransport, Host, Level, TakenTransport, T
 pub struct Directory {
     path: PathBuf,
     permissions: Permissions,
-    /// What another process has mounted, with its device.
+    /// What another process has mounted, and its device.
     taken: Option<(Handed, OwnedFd)>,
     mounted: Option<Files>,
 }
 
 impl Directory {
-    /// By this, another process knows that it continues files.
+    /// The name by which another process knows that it continues files.
     pub const NAME: &str = "files";
 
     /// Shows the disks in the directory `path`, which is created if it does not exist, and must be
@@ -35,7 +35,7 @@ impl Directory {
     /// Continues the files of another process.
     ///
     /// # Errors
-    /// This is not the state of such files.
+    /// The state is not that of such files.
     pub fn taken(taken: TakenTransport) -> Result<Self, TransportError> {
         let TakenTransport { state, mut descriptors, .. } = taken;
         let handed: Handed = serde_json::from_value(state).map_err(|error| format!("the state of files: {error}"))?;
@@ -62,7 +62,7 @@ impl Transport for Directory {
         let shown = self.path.display().to_string();
         let ended = move |result: io::Result<()>| match result {
             Ok(()) => {
-                ended_to.log(Level::Warn, &format!("'{shown}' was unmounted: the disks have no files any more"));
+                ended_to.log(Level::Warn, &format!("'{shown}' was unmounted: the disks no longer have files"));
             }
             Err(error) => ended_to.log(Level::Error, &format!("the files in '{shown}' failed: {error}")),
         };
@@ -86,7 +86,7 @@ impl Transport for Directory {
     fn pause(&mut self, patience: Duration) -> Result<Option<HandedTransport>, String> {
         let Some(files) = &mut self.mounted else { return Ok(None) };
         let Some((handed, device)) = files.pause(patience)? else { return Ok(None) };
-        // Its directory has a name of UTF-8.
+        // A path that was handed over is UTF-8.
         let state = serde_json::to_value(handed).map_err(|error| {
             files.go_on();
             error.to_string()
@@ -103,7 +103,7 @@ impl Transport for Directory {
     }
 }
 
-/// What the server knows of the files.
+/// The server's handle to the files.
 struct Announced(Paths);
 
 impl DiskFiles for Announced {

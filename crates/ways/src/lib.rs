@@ -1,4 +1,4 @@
-//! The ways to a server's disks beside NBD, each a [`Transport`](pagefold_server::Transport):
+//! The ways to a server's disks other than NBD, each a [`Transport`](pagefold_server::Transport):
 //! files, sockets for virtual machines, and block devices.
 //!
 //! ```no_run

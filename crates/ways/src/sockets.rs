@@ -21,15 +21,15 @@ use pagefold_server::{Ending, HandedTransport, Host, Level, Observer, TakenTrans
 use pagefold_vhost_user::{Config, Event, Listening, Server, SocketState};
 use serde::{Deserialize, Serialize};
 
-/// Interval between two looks whether a server that ends still waits for requests.
+/// Interval between two checks whether a server that ends still waits for requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves each disk on a vhost-user socket in a directory. Each takes an open file: a program that serves
-/// many disks raises the limit of open files.
+/// Serves each disk on a vhost-user socket in a directory. Each socket takes an open file, so a
+/// program that serves many disks should raise the limit of open files.
 pub struct SocketDirectory {
     path: PathBuf,
     permissions: Permissions,
-    /// What another process has handed over, until this starts.
+    /// What another process has handed over, until this transport starts.
     taken: Option<TakenSockets>,
     serving: Option<Serving>,
 }
@@ -38,7 +38,7 @@ struct Serving {
     server: Arc<Server>,
     sockets: Arc<Mutex<Sockets>>,
     stopper: Stopper,
-    /// Lets the thread begin.
+    /// Starts the thread's work.
     begin: Option<mpsc::Sender<()>>,
     thread: JoinHandle<()>,
     ending: Ending,
@@ -51,7 +51,7 @@ impl Serving {
 
     fn begin(&mut self) {
         if let Some(begin) = self.begin.take() {
-            // The thread waits for it.
+            // The thread waits to receive this.
             let _ = begin.send(());
         }
     }
@@ -62,7 +62,7 @@ impl Serving {
     }
 }
 
-/// Everything but descriptors. A field that a later version adds needs a default.
+/// The state without its descriptors. A field that a later version adds needs a default.
 #[derive(Debug, Serialize, Deserialize)]
 struct DirectoryState {
     directory: String,
@@ -75,7 +75,7 @@ struct DirectoryState {
 struct NamedSocket {
     /// The number of its export.
     number: u64,
-    /// The name of its file, unless that is gone.
+    /// The name of its file; `None` if that is gone.
     file: Option<String>,
     descriptors: usize,
     state: SocketState,
@@ -88,7 +88,7 @@ struct TakenSockets {
 }
 
 impl SocketDirectory {
-    /// By this, another process knows that it continues sockets of disks.
+    /// The name by which another process knows that it continues sockets of disks.
     pub const NAME: &str = "vhost-user";
 
     /// Serves the disks in the directory `path`, which is created if it does not exist. `permissions` are
@@ -297,7 +297,7 @@ impl Sockets {
             let listening = self.server.listen_taken(export, &state, own).map_err(failed)?;
             let is_name = |file: &String| Path::new(file).file_name().is_some_and(|name| name == file.as_str());
             let path = file.filter(is_name).map(|file| self.directory.join(file));
-            // A file that is gone, or is none of a socket, stays as it is.
+            // A file that is gone, or is not a socket's, stays as it is.
             let file = path.and_then(|path| SocketFile::of_another(&path).ok());
             self.open.insert(number, Socket { listening, file });
         }
@@ -329,7 +329,7 @@ impl Sockets {
     }
 
     fn warn(&self, name: &str, why: &str) {
-        self.observer.log(Level::Warn, &format!("disk '{name}' has no vhost-user socket of its name: {why}"));
+        self.observer.log(Level::Warn, &format!("disk '{name}' has no vhost-user socket: {why}"));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Exports to which NBD devices of the kernel are connected before they have a disk. Connecting one
-//! takes the kernel longer than everything else of giving a disk a device.
+//! Exports to which NBD devices of the kernel are connected before they have a disk. Connecting
+//! takes most of the time that it takes to give a disk a device.
 
 use std::{
     fs::File,
@@ -18,10 +18,10 @@ use pagefold_executor::{Client, Device, Export};
 use pagefold_server::{BindSpare, Host};
 use rustix::io::Errno;
 
-/// Most exports of a server that have no disk.
+/// Maximum number of exports without a disk.
 const MOST_FREE: usize = 1024;
 
-/// Interval between two looks which exports have lost their connections.
+/// Interval between two checks for exports that have lost their connections.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a device may take to connect to a new export.
@@ -40,11 +40,11 @@ struct Shared {
 struct Entry {
     export: Arc<Export>,
     spare: Arc<Spare>,
-    /// Looks until it must be connected; 0 once it was.
+    /// Checks left until it must be connected; 0 once it was.
     patience: u32,
 }
 
-/// A device that has no disk until it is bound to one, for good. Before, it reads as zeros.
+/// A device that reads as zeros until it is bound to a disk, which it then keeps.
 struct Spare {
     size_bytes: u64,
     bound: OnceLock<Bound>,
@@ -72,7 +72,7 @@ impl Spares {
     pub(crate) fn add(&self, host: &Host, size_bytes: u64) -> Result<String, String> {
         let mut all = self.lock();
         if all.iter().filter(|entry| entry.spare.bound.get().is_none()).count() >= MOST_FREE {
-            return Err(format!("{MOST_FREE} devices wait for disks already"));
+            return Err(format!("{MOST_FREE} devices are already waiting for disks"));
         }
         let number = self.0.last_number.fetch_add(1, Relaxed);
         // Only those that may manage the server learn this name.
@@ -109,7 +109,7 @@ impl Spares {
             let bound = entry.spare.bound.get();
             let has_lost_disk = bound.is_some_and(|bound| bound.disk.size_bytes().is_none());
             let stays = !has_lost_disk && (is_connected || entry.patience > 0);
-            // What its clients may have is what the disk's may have.
+            // Its clients have the disk's quota.
             if let Some(bound) = bound
                 && entry.export.quota() != bound.disk.quota()
             {
@@ -123,7 +123,7 @@ impl Spares {
         !all.is_empty()
     }
 
-    /// Makes an export a disk's, unless another is.
+    /// Binds an export to a disk, unless another is bound to it.
     pub(crate) fn bind(&self, host: &Host, disk: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
         let all = self.lock();
         let entry = all.iter().find(|entry| *entry.export.name() == *bind.export);
@@ -132,7 +132,7 @@ impl Spares {
             return Err("the device has a disk already".to_owned());
         }
         if let Some(path) = Self::find(&all, |of| Arc::ptr_eq(of, disk)) {
-            return Err(format!("the disk is served as {} already", path.display()));
+            return Err(format!("the disk is already served as {}", path.display()));
         }
         if disk.is_read_only() || disk.size_bytes() != Some(entry.spare.size_bytes) {
             return Err("the disk is read-only or has another size".to_owned());
@@ -164,7 +164,7 @@ impl Spares {
 
     /// Returns the path of the device that serves the disk with this name.
     pub(crate) fn of_name(&self, name: &str) -> Option<PathBuf> {
-        // A disk that was removed may have the name of another.
+        // The name of a removed disk may belong to another by now.
         Self::find(&self.lock(), |disk| *disk.name() == *name && disk.size_bytes().is_some())
     }
 

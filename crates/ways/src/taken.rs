@@ -7,7 +7,8 @@ use crate::{Directory, SocketDirectory};
 /// Continues a transport of this crate, by its name.
 ///
 /// # Errors
-/// There is none of this name, as if a later version has handed it over, or its state is not sound.
+/// No transport has this name, for example because a later version handed it over, or its state is
+/// invalid.
 pub fn taken(taken: TakenTransport) -> Result<Box<dyn Transport>, TransportError> {
     match &*taken.name {
         Directory::NAME => Ok(Box::new(Directory::taken(taken)?)),

@@ -111,7 +111,7 @@ impl<'a> Race<'a> {
         Ok(())
     }
 
-    /// Puts the results.
+    /// Outputs the results.
     pub(super) fn put(&self, output: &mut Output) {
         let Corpus { name: case, pages, same_pages, .. } = self.corpus;
         let bytes = (pages.len() * PAGE_SIZE) as f64;

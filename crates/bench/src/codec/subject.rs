@@ -11,7 +11,7 @@ const LEVELS: &[(&str, &[&str])] = &[("lz4hc", &["9"]), ("zstd", &["1", "3"]), (
 pub(super) struct Subject {
     pub(super) name: String,
     stream: Box<dyn Stream>,
-    /// Bytes of output buffer that it gets.
+    /// The length of the output buffer that it gets.
     room: usize,
 }
 

@@ -89,7 +89,7 @@ impl Times {
         named.into_iter().take(if self.done < 2 * TIMED { 1 } else { 3 })
     }
 
-    /// Puts the times of a peer, or of pagefold.
+    /// Outputs the times of a peer, or of pagefold.
     pub(super) fn put(&self, output: &mut Output, peer: Option<&str>, case: &str) {
         let subject = peer.unwrap_or("pagefold");
         for (name, times) in self.named() {

@@ -154,7 +154,7 @@ pub(super) fn writes(output: &mut Output, codec: &str, data: &Data, pages: u64, 
 /// the same for every depth.
 pub(super) fn depth(output: &mut Output, codec: &str, data: &Data, pages: u64, rounds: usize) -> anyhow::Result<()> {
     const DEPTHS: [u64; 4] = [0, 1, 100, 1000];
-    /// The depth that the others are compared with, by its place.
+    /// The index of the depth with which the others are compared.
     const COMPARED: usize = 1;
     for shape in ["snapshots", "chain"] {
         let case = format!("depth/{shape}/{}/{codec}", data.name);

@@ -1,4 +1,4 @@
-//! The cases: what is asked of a disk, and in which state it is.
+//! The cases: the requests to a disk, and the state of the disk.
 
 use std::ops::Range;
 

@@ -25,7 +25,7 @@ use crate::client::Nbd;
 /// page.
 const WHOLE_SHARE: u64 = 16;
 
-/// A server that says nothing for this long has failed.
+/// A server that sends nothing for this long has failed.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// The error of a write that finds no room (NBD_ENOSPC).
@@ -55,7 +55,7 @@ struct InFlight {
     sent: Instant,
 }
 
-/// What a connection has in flight.
+/// The requests that a connection has in flight.
 pub(super) struct Places(Vec<Option<InFlight>>);
 
 impl Places {

@@ -93,7 +93,7 @@ fn shape(text: &str) -> Result<Shape, String> {
 /// The limit of a quick run.
 const QUICK_LIMIT: Duration = Duration::from_secs(540);
 
-/// What a run does, from the options.
+/// The plan of a run, from the options.
 struct Plan {
     cases: Vec<Case>,
     subjects: Vec<Subject>,

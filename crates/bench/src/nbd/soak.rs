@@ -53,7 +53,7 @@ pub(crate) struct Args {
 /// The part of the limit that an added disk holds before compression.
 const VISITOR_SHARE: u64 = 16;
 
-/// What the process may use beyond its limit and 3 % of it: program, libraries, stacks.
+/// The memory that the process may use beyond 1.03 times its limit: program, libraries, stacks.
 const BASE_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
 
 /// Bytes of a write of noise.

@@ -87,7 +87,7 @@ impl Subject {
         let Some(name) = self.program() else { return Ok(None) };
         let output = Command::new(tool::find(name)?).arg("--version").output()?;
         let text = String::from_utf8_lossy(&output.stdout);
-        // Some give the path that they were started with.
+        // Some programs print the path that they were started with.
         let words: Vec<&str> = text.lines().next().unwrap_or_default().split_whitespace().skip(1).collect();
         Ok(Some(format!("{name} {}", words.join(" "))))
     }
@@ -101,7 +101,7 @@ pub(super) struct Setup {
     pub(super) content: Content,
     pages: u64,
     scratch: TempDir,
-    /// In memory.
+    /// The folder in memory.
     pub(super) tmpfs: TempDir,
 }
 

@@ -24,7 +24,7 @@ const MEMFD: &str = "mosaic-memfd";
 const ROUNDS: usize = 7;
 const PASSES: u64 = 4;
 
-/// What a pool has taken.
+/// The figures of a pool.
 #[derive(Clone, Copy)]
 struct Figures {
     fill: Duration,
@@ -36,7 +36,7 @@ struct Figures {
 }
 
 impl Figures {
-    /// The least of each: other work only adds.
+    /// The least of each figure: other work only adds to them.
     fn least(self, other: Self) -> Self {
         Self {
             fill: self.fill.min(other.fill),

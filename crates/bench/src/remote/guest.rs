@@ -21,7 +21,7 @@ use crate::{loop_device::LoopDevice, nbdfuse::DiskFile, server::Server};
 /// The program that the guest runs.
 const PROGRAM: [&str; 3] = ["/usr/bin/python3", "-c", "print('ready')"];
 
-/// A mounted disk, given back on drop.
+/// A mounted disk, unmounted on drop.
 pub(super) struct Guest {
     root: TempDir,
     is_mounted: bool,

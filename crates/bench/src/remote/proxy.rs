@@ -34,7 +34,7 @@ pub(super) struct Distance {
     pub(super) bytes_a_second: f64,
 }
 
-/// What is behind a proxy.
+/// The server or the files behind a proxy.
 #[derive(Clone, Debug)]
 pub(super) enum Behind {
     Server(SocketAddr),
@@ -45,7 +45,7 @@ pub(super) enum Behind {
 /// A request that passed.
 #[derive(Clone, Debug)]
 pub(super) struct Passed {
-    /// Without a query.
+    /// The path, without a query.
     pub(super) path: String,
     pub(super) range: Option<Range<u64>>,
     /// The bytes of the request's body.
@@ -232,7 +232,7 @@ struct Head {
     first: String,
     /// The other lines; several may have the same name.
     lines: Vec<String>,
-    /// By names in lower case.
+    /// Headers by name, in lower case.
     headers: HashMap<String, String>,
 }
 

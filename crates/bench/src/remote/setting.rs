@@ -10,7 +10,7 @@ pub(super) struct Setting<'a> {
     pub(super) args: &'a Args,
     pub(super) away: &'a Away<'a>,
     pub(super) disk: &'a Disk,
-    /// What a guest reads of the disk with Python when it starts Python. Empty if that is unknown.
+    /// The ranges of the disk that a guest reads when it starts Python. Empty if they are unknown.
     pub(super) reads: &'a [Range<u64>],
     pub(super) pagefold: &'a Path,
     pub(super) scratch: &'a Path,

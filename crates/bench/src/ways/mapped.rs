@@ -47,7 +47,7 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may already have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,5 +1,5 @@
-//! What the image writer makes of content that is not sampled: holes, and incompressible data. It
-//! is measured at run time with small files of such content.
+//! The size in an image of content that is not sampled: holes, and incompressible data. It is
+//! measured at run time with small files of such content.
 
 use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 
@@ -68,7 +68,7 @@ impl Zeros {
     }
 }
 
-/// Returns what a run of zeros after a piece of text costs.
+/// Returns the bytes that a run of zeros after a piece of text takes in an image.
 fn run(piece_bytes: u64, zeros_bytes: u64, options: &BuildOptions) -> anyhow::Result<f64> {
     let content = memory_file()?;
     content.write_all_at(&text((PIECES * piece_bytes) as usize), 0)?;
@@ -90,8 +90,8 @@ fn run(piece_bytes: u64, zeros_bytes: u64, options: &BuildOptions) -> anyhow::Re
     Ok((added as f64 - alone as f64) / PIECES as f64)
 }
 
-/// Returns what `files` with names and entries of `names_bytes` add to an image that holds nothing
-/// else.
+/// Returns the bytes that `files`, with names and entries of `names_bytes`, take in an image that
+/// holds nothing else.
 pub(super) fn added_bytes(report: &BuildReport, files: u64, names_bytes: u64) -> u64 {
     let metadata_bytes = report.image_bytes - report.data_bytes;
     let root_bytes = INODE_BYTES + 27 + names_bytes;

@@ -224,7 +224,7 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
             used(a).total_cmp(&used(b))
         });
         let next = order.into_iter().find_map(|number| {
-            // A choice takes at least the time of the faster one.
+            // A choice takes at least the time of the faster choice that it is compared with.
             let guess = open[number].longest.max(open[CHOICES[number].like].longest);
             end.leaves(guess).then(|| Some((number, guess, open[number].batches.next()?)))?
         });

@@ -37,7 +37,7 @@ pub(super) fn scan(input: &mut Input, most_bytes: u64, [soon, late]: [Deadline<'
     input.strata = strata;
 }
 
-/// Returns what is in the first units of the stratum's order.
+/// Returns the data found in the first units of the stratum's order.
 fn of_stratum(
     input: &Input,
     stratum: &Stratum,

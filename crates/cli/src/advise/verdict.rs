@@ -42,8 +42,8 @@ enum Pays {
 }
 
 impl Gain {
-    /// Returns what `own` saves of `other`. The bounds assume that both errors are independent, at
-    /// their worst.
+    /// Returns the fraction of `other` that `own` saves. The bounds assume that both errors are
+    /// independent, at their worst.
     fn of(own: Estimate, other: Estimate) -> Self {
         let saved = |own: f64, other: f64| 1.0 - own / other.max(1.0);
         Self {

@@ -1,4 +1,4 @@
-//! What `pagefold attach` is asked for.
+//! The arguments of `pagefold attach`.
 
 use std::thread;
 

@@ -68,7 +68,7 @@ impl Device {
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
     if args.create_ublk {
-        // The first process has the lock. This process, which may never end, does not share it.
+        // The first process has the lock. This one, which may never end, must not share it.
         let (disk, _) = find(&args.peer, &args.name)?;
         let number = ublk::create(args, &disk)?;
         let mut out = output();
@@ -160,7 +160,8 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         } else {
             let (disk, all) = find(&args.peer, name)?;
             let file = disk.file.clone();
-            // While all its threads wait for room, the server does not say which file is below a device.
+            // While all threads of the file system wait for room, the file below a device cannot be
+            // looked up.
             let free = || {
                 let below = file.as_deref().map(Path::new).filter(|file| is_below_loop(file));
                 below.into_iter().for_each(|file| end_waiting(&args.peer, file, None));
@@ -190,7 +191,7 @@ fn is_below_loop(file: &Path) -> bool {
 fn detach_loop(number: u32, file: Option<&str>, peer: &Peer) -> anyhow::Result<()> {
     let called = || Some(loop_device::devices().ok()?.into_iter().find(|device| device.number == number)?.file);
     let file = file.map(PathBuf::from).or_else(called);
-    // What the last user of the device has written may find no room.
+    // The last writes of the device's last user may find no room.
     file.iter().for_each(|file| end_waiting(peer, file, None));
     Ok(loop_device::detach(number)?)
 }
@@ -236,9 +237,8 @@ fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Devi
     Ok(found)
 }
 
-/// Returns the device as which, according to the server, it serves a disk: a ublk device, or a
-/// spare device of this server. A server of another user may not name others, and the device may be
-/// gone.
+/// Returns the device that the server reports for a disk, if it is a ublk device or a spare device
+/// of this server: another user's server may not name others. The device may be gone.
 fn served_device(disk: &DiskRecord) -> anyhow::Result<Option<Device>> {
     let Some(path) = disk.device.as_deref().map(Path::new) else { return Ok(None) };
     if let Some(number) = ublk_number(path) {

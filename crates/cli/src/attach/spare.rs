@@ -58,7 +58,7 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
             continue;
         }
         match connection::connect(&socket, &export) {
-            // An earlier server has made it, or the server has ended its connections.
+            // An earlier server made the device, or the server has closed its connections.
             Err(error) if error.kind() == ErrorKind::NotFound && socket.exists() => {
                 let shown = nbd::path(device.number);
                 nbd.disconnect(device.number).with_context(|| format!("cannot detach {}", shown.display()))?;
@@ -70,7 +70,8 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
     for _ in 0..missing {
         let SpareRecord { export } = server.call(&Command::Spare { size_bytes: disk.size_bytes })?;
         let number = connect_nbd(args, &nbd, &socket, &export, &(beginning(&socket) + &export))?;
-        // The kernel takes longer to open it for the first time. Other programs may have it open.
+        // The first opening takes the kernel longer, so it is done here. Other programs may have
+        // the device open.
         let _ = partitions::reread(&nbd::path(number));
     }
     let size = pagefold_size::written(disk.size_bytes);
@@ -95,7 +96,7 @@ pub(super) fn take(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Optio
                 }
                 return Ok(Some(path));
             }
-            // The spare may have a disk already.
+            // The spare device may have a disk already.
             Err(pagefold_control::ClientError::Failed(Failure { .. })) => {}
             Err(error) => return Err(error.into()),
         }

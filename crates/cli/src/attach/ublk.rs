@@ -141,7 +141,7 @@ pub(super) fn create(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
     };
     let started = start(&mut control, &args.peer, disk, &device, is_new);
     if started.is_err() && is_new {
-        // The first error says more.
+        // The first error has more information.
         let _ = control.delete(device.number);
     }
     started.map(|()| device.number)

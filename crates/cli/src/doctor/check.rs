@@ -29,7 +29,7 @@ impl Status {
 #[derive(Debug)]
 pub(super) struct Check {
     pub(super) name: &'static str,
-    /// What uses it.
+    /// The commands that use it.
     pub(super) used_by: &'static str,
     pub(super) status: Status,
     pub(super) found: String,

@@ -1,4 +1,4 @@
-//! Which images the kernel can mount.
+//! Checks which images the kernel can mount.
 
 use super::{
     check::{

@@ -1,4 +1,4 @@
-//! `pagefold doctor`: what works on this machine, what does not, why, and what to do.
+//! `pagefold doctor`: shows what works on this machine and what does not, why, and what to do.
 //!
 //! Each check reads a [`Machine`], which may be a tree of files that a test made.
 

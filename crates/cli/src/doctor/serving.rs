@@ -1,4 +1,4 @@
-//! What a server of disks needs: a directory, memory, files.
+//! Checks the needs of a server of disks: a directory, memory, files.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 

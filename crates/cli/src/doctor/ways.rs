@@ -1,4 +1,4 @@
-//! What each way to a disk needs of the kernel and of the user.
+//! Checks what each way to a disk needs from the kernel and from the user.
 
 use std::io::ErrorKind;
 

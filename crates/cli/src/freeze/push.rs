@@ -34,7 +34,7 @@ impl Args {
             }
         };
         let devices = base.as_ref().map_or_else(|| Ok(Vec::new()), layers_of).with_context(within)?;
-        // Before the image is built.
+        // Checked before the image is built.
         pagefold_remote::check(None, &devices, &location)?;
         let options = match (&base, asked) {
             (Some(base), _) => BuildOptions {
@@ -74,7 +74,7 @@ impl Args {
 
 /// Returns the parts of a base's image in a registry.
 fn layers_of(base: &BaseImage) -> anyhow::Result<Vec<Part>> {
-    // Nothing names the base's own blob yet.
+    // The base's own blob has no tag yet.
     let tags: Vec<_> = std::iter::once([0; 64]).chain(base.device_tags()).collect();
     parts::devices(base.parts(), &tags)
 }

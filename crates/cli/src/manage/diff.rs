@@ -91,8 +91,7 @@ impl Args {
 
     /// Writes the bytes of the ranges to `out`, an empty file, and returns their number.
     fn write(&self, caller: &mut Caller, out: &File) -> anyhow::Result<u64> {
-        // The instant is taken first: a range that was changed by then is still reported as
-        // changed.
+        // The instant is taken first, so every range that differs in it is in the list.
         let frozen = Frozen::of_client(self.asked.peer.connect()?, &self.disk)?;
         let (reader, size_bytes) = (frozen.reader(), frozen.size_bytes());
         out.set_len(size_bytes)?;

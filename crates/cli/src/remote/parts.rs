@@ -92,7 +92,7 @@ fn part(device: &Arc<dyn Storage>, tag: &[u8; 64], below: &VecDeque<Summed>) -> 
     Ok(Part::of_device(Arc::clone(device) as Arc<dyn ReadAt>, tag, &clusters)?)
 }
 
-/// A device with a known sum, so that it is not read as a whole again.
+/// A device whose sum is known, so that it is not read as a whole again.
 #[derive(Clone)]
 struct Summed {
     storage: Arc<dyn Storage>,
@@ -121,7 +121,7 @@ impl ReadAt for Summed {
     }
 }
 
-/// Returns the layer in a registry that a storage is.
+/// Returns the layer of a registry that the storage reads, if it is one.
 fn of_registry(storage: &Arc<dyn Storage>) -> Option<Part> {
     let storage: &dyn Any = &**storage;
     Part::of_remote(storage.downcast_ref::<Remote>()?)
@@ -169,7 +169,7 @@ mod tests {
         let named = part(&device, &tag, &VecDeque::new()).expect("a part");
         let summed = |part: Part| Summed { storage: Arc::clone(&device), sum: part.sum_of_bytes() };
         assert_eq!(summed(named).blob_sha256(), Some(sum));
-        // With an index after it, the blob is a different one.
+        // With an index at its end, it would be another blob.
         let appended = part(&device, &[0; 64], &VecDeque::new()).expect("a part");
         assert_eq!(summed(appended).blob_sha256(), None);
         read.store(0, Relaxed);

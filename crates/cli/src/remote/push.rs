@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE")]
     first: PathBuf,
 
-    /// Where to: oci://REGISTRY/REPOSITORY:TAG or s3://BUCKET/KEY
+    /// Destination: oci://REGISTRY/REPOSITORY:TAG or s3://BUCKET/KEY
     #[arg(value_name = "LOCATION", required_unless_present = "trace")]
     second: Option<String>,
 
@@ -65,7 +65,7 @@ pub(crate) enum MediaType {
 }
 
 impl Args {
-    /// Returns the image, unless only a trace is pushed, and where to.
+    /// Returns the image, unless only a trace is pushed, and the location.
     fn image_and_location(&self) -> anyhow::Result<(Option<&Path>, &str)> {
         match &self.second {
             Some(location) => Ok((Some(&self.first), location)),

@@ -1,4 +1,4 @@
-//! The command line of `pagefold serve`, and what it asks for.
+//! The command line of `pagefold serve`.
 
 use std::{
     ffi::OsString,
@@ -239,8 +239,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "run")]
     pub(super) take_over: bool,
 
-    /// Go on in the background once clients can connect. Further messages go to the system log, or to
-    /// the file that --log-file names
+    /// Continue in the background once clients can connect. Further messages go to the system log,
+    /// or to the file that --log-file names
     #[arg(short, long, conflicts_with_all = ["run", "exit_with_parent"])]
     pub(super) detach: bool,
 

@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let mut passed = Passed::take()?;
     let stored = passed.as_mut().map(Passed::take_stored).unwrap_or_default();
     if args.take_over {
-        // As many as the other server has.
+        // As many connections as the other server has.
         descriptors::allow_most();
     }
     let mut taken = match args.take_over {
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let (to_signals, from_server) = mpsc::channel::<Ending>();
     let leaving = server.clone();
     let catch = move || {
-        // Otherwise the server does not listen.
+        // The thread ends if the server does not listen.
         let Ok(on_signal) = from_server.recv() else { return };
         let mut signals = signals.lock().unwrap_or_else(PoisonError::into_inner);
         for signal in signals.forever() {
@@ -173,7 +173,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         None => server.listen(sockets)?,
     };
     let ending = listening.ending();
-    // The disks of a server that is continued are only here, so it continues whatever fails.
+    // Only this process has the disks of a server that it continues, so it goes on whatever fails.
     let or_go_on = |result: anyhow::Result<()>| match result {
         Err(error) if continues => {
             log.warn(&format!("{error:#}"));
@@ -181,9 +181,9 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         }
         result => result,
     };
-    // Then the service manager's socket is known, which a signal may need.
+    // Now the service manager's socket, which a signal may need, is known.
     or_go_on(place.own())?;
-    // The thread waits for it.
+    // The thread waits to receive this.
     let _ = to_signals.send(ending.clone());
     or_go_on(recording.as_ref().map_or(Ok(()), |recording| recording.start()))?;
     let mut written = None;
@@ -208,7 +208,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
 
     let served = listening.run();
     if listening.was_given() {
-        // What is left of this server is the other's.
+        // This exits without cleaning up: the other process has this one's files now.
         recording.iter().for_each(|recording| recording.finish());
         drop(written);
         std::process::exit(0);

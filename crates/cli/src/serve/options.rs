@@ -125,7 +125,7 @@ pub(crate) fn parse_metrics(text: &str) -> Result<MetricsArg, String> {
 /// The value of `--vsock`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VsockArg {
-    /// All context ids of this machine if there is none.
+    /// The context id to listen on; `None` for all of this machine.
     pub(crate) cid: Option<u32>,
     pub(crate) port: u32,
 }

@@ -45,7 +45,7 @@ pub(super) struct Place {
     control: Option<UnixListener>,
     directory: Option<ServerDirectory>,
     _temporary: Option<TempDir>,
-    /// What another server has, until it has ended.
+    /// The directory and the service manager of another server, until that has ended.
     taken: Option<OfTaken>,
     manager: ServiceManager,
 }
@@ -127,7 +127,7 @@ impl Place {
         Self { taken: Some(OfTaken { lock, manager: old }), ..Self::of_passed(passed, manager) }
     }
 
-    /// Takes over what the other server had, which has ended.
+    /// Takes over the directory and the service manager of the other server, which has ended.
     pub(super) fn own(&mut self) -> anyhow::Result<()> {
         let Some(OfTaken { lock, manager }) = self.taken.take() else { return Ok(()) };
         if let Some((socket, room)) = manager {
@@ -142,7 +142,7 @@ impl Place {
         Ok(())
     }
 
-    /// Returns what is handed over with the server to one that continues it.
+    /// Returns the files and texts to hand over with the server.
     pub(super) fn belongings(&self) -> anyhow::Result<Belongings> {
         let mut belongings = Belongings::default();
         let taken = self.taken.as_ref().and_then(|taken| taken.lock.as_ref());

@@ -1,4 +1,4 @@
-//! What a server has at the start.
+//! Creates a server with its disks, bases and forks.
 
 use pagefold_disk::NewPoolError;
 use pagefold_server::{BaseFile, Code, Config, Manage, Server};

@@ -1,4 +1,4 @@
-//! Preparations before somebody swaps to a server's disks: the server's own memory must never be
+//! Prepares a server for disks that a system swaps to: the server's own memory must never be
 //! swapped out.
 
 use std::fs;

@@ -6,7 +6,7 @@ use pagefold_control::{DiskKind, Figures, Stat};
 
 use crate::stat::get;
 
-/// What the server has answered, and when.
+/// An answer of the server, and its time.
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) stat: Stat,
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(shown.disks[0].ratio(), Some(4.0));
         assert_eq!((shown.disks[1].kind, shown.disks[1].ratio()), ("base", None));
         assert_eq!(shown.all.rates, shown.disks[0].rates);
-        // At the start, and for a disk that replaces another one.
+        // There is no earlier answer at the start, or for a disk that replaces another.
         assert_eq!(figures(&sample(start, 16), &sample(start, 32)).all.rates.reads, 0.0);
         assert_eq!(figures(&sample(start, 32), &sample(start + Duration::from_secs(1), 16)).all.rates.reads, 0.0);
     }

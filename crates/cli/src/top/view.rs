@@ -42,7 +42,7 @@ enum Key<'a> {
 }
 
 impl Column {
-    /// Returns its title, and how wide it is.
+    /// Returns the column's title and width.
     fn title(self) -> (&'static str, u16) {
         match self {
             Self::Name => ("NAME", 16),

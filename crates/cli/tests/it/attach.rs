@@ -271,7 +271,7 @@ fn a_disk_has_one_spare_device_and_its_quota() {
     let bound = bind(&first, "disk", "/dev/nbd1000").expect("a disk");
     assert_eq!(bound.device.as_deref(), Some("/dev/nbd1000"));
     let said = bind(&second, "disk", "/dev/nbd1001").expect_err("a second device").to_string();
-    assert!(said.contains("the disk is served as /dev/nbd1000 already"), "{said}");
+    assert!(said.contains("the disk is already served as /dev/nbd1000"), "{said}");
     let said = bind(&first, "other", "/dev/nbd1000").expect_err("a second disk").to_string();
     assert!(said.contains("the device has a disk already"), "{said}");
     drop(connect(&first).expect("the quota is not that of the other disk"));

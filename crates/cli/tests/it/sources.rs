@@ -142,7 +142,7 @@ fn sources_are_laid_over_each_other() {
     // A single archive is packed as it is.
     let (_, said) = done(&mut folder.pack(&[&app]));
     assert_eq!(folder.list("image"), ".wh.opt etc etc/.wh.one etc/two");
-    assert!(said.contains("warning: 2 whiteouts kept as ordinary files; --layer"), "{said}");
+    assert!(said.contains("warning: 2 whiteouts kept as ordinary files: use --layer"), "{said}");
     let fails = |args: &[&str], status| {
         let output = folder.pack(args).output().expect("a start");
         assert_eq!(output.status.code(), Some(status), "{args:?}");

@@ -52,7 +52,7 @@ impl Compare for Words {
     /// 8 bytes can be read from `p` and from `p - offset`.
     #[inline(always)]
     unsafe fn forward(p: *const u8, offset: usize) -> usize {
-        // SAFETY: a word is the 8 bytes that the caller lets be read at both places.
+        // SAFETY: a word is the 8 bytes that the caller allows to read at both places.
         let difference = unsafe { mem::load64(p) ^ mem::load64(p.sub(offset)) };
         difference.trailing_zeros() as usize / 8
     }
@@ -77,7 +77,7 @@ impl Compare for Words {
     #[inline(always)]
     unsafe fn equal(p: *const u8, offset: usize) -> u64 {
         const LOW: u64 = 0x7F7F_7F7F_7F7F_7F7F;
-        // SAFETY: a word is the 8 bytes that the caller lets be read at both places.
+        // SAFETY: a word is the 8 bytes that the caller allows to read at both places.
         let difference = unsafe { mem::load64(p) ^ mem::load64(p.sub(offset)) };
         // The highest bit of each byte: 1 if the byte is 0.
         let equal = !(((difference & LOW) + LOW) | difference | LOW);
@@ -91,7 +91,7 @@ impl Compare for Words {
         let mut equal = 0;
         while equal < BACK {
             // SAFETY: `equal + 8` is at most BACK, a multiple of 8, so the word is among the bytes
-            // that the caller lets be read.
+            // that the caller allows to read.
             let difference = unsafe {
                 let p = p.sub(equal + 8);
                 mem::load64(p) ^ mem::load64(p.sub(offset))
@@ -190,7 +190,7 @@ mod x86 {
         /// [`BACK`] bytes can be read before `p` and before `p - offset`, and the CPU has AVX-512.
         #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: the 32 bytes are the BACK ones before `p`, which the caller lets be read; a
+            // SAFETY: the 32 bytes are the BACK ones before `p`, which the caller allows to read; a
             // CPU with AVX-512 has AVX2.
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
         }
@@ -221,7 +221,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn differences32(p: *const u8, offset: usize) -> u32 {
-        // SAFETY: a register is the 32 bytes that the caller lets be read at both places.
+        // SAFETY: a register is the 32 bytes that the caller allows to read at both places.
         let (here, there) = unsafe { (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.sub(offset).cast())) };
         !(_mm256_movemask_epi8(_mm256_cmpeq_epi8(here, there)) as u32)
     }
@@ -251,7 +251,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn differences64(p: *const u8, offset: usize) -> u64 {
-        // SAFETY: a register is the 64 bytes that the caller lets be read at both places.
+        // SAFETY: a register is the 64 bytes that the caller allows to read at both places.
         let (here, there) = unsafe { (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.sub(offset).cast())) };
         _mm512_cmpneq_epi8_mask(here, there)
     }

@@ -300,8 +300,8 @@ impl Decoder {
         if rest > PAGE_SIZE || literals_left != rest || !is_whole {
             return Err(LENGTHS);
         }
-        // SAFETY: `rest` bytes of the page and `rest` literals are left. The pages are the
-        // caller's.
+        // SAFETY: `rest` bytes of the page and `rest` literals are left. The caller owns both
+        // pages.
         unsafe {
             cursor.literals.copy_to_nonoverlapping(to.add(cursor.at), rest);
             if REACH > 0 {

@@ -603,7 +603,7 @@ impl Rest<'_> {
     }
 
     /// Puts the first `count` of `literals`, after which there are [`SLACK`] bytes. They are coded
-    /// by a palette, from 1, if that makes them shorter. Returns whether they are, or `None` if
+    /// by a palette, numbered from 1, if that makes them shorter. Returns whether they are, or `None` if
     /// they do not fit.
     fn put_coded(&mut self, palette: usize, literals: &[u8], count: usize) -> Option<bool> {
         let fits = self.left.len() >= room_to_pack(count);
@@ -650,7 +650,7 @@ unsafe fn look_up<const KIND: usize>(seen: *mut u16, page: *const u8, pos: usize
 /// That of [`Compare::backward`].
 #[inline(always)]
 pub(super) unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: usize, anchor: usize) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     let back = unsafe {
         let equal = mem::load64(page.add(pos).sub(8)) ^ mem::load64(page.add(candidate).sub(8));
         if equal == 0 { C::backward(page.add(pos), pos - candidate) } else { equal.leading_zeros() as usize / 8 }
@@ -665,7 +665,7 @@ pub(super) unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: u
 #[inline(always)]
 unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<usize> {
     let place = starts.probable(here)?;
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     let is_here = here == unsafe { mem::load64(window.add(place)) };
     is_here.then_some(place)
 }
@@ -684,7 +684,7 @@ pub(super) unsafe fn length_of<C: Compare>(
     page_end: usize,
 ) -> usize {
     if difference == 0 {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { common_length::<C>(page, pos, offset, page_end) }
     } else {
         difference.trailing_zeros() as usize / 8
@@ -698,7 +698,7 @@ pub(super) unsafe fn length_of<C: Compare>(
 /// That of [`Compare::forward`] for any place of the page from `pos + 8` on.
 #[inline(always)]
 unsafe fn common_length<C: Compare>(page: *const u8, pos: usize, offset: usize, page_end: usize) -> usize {
-    // SAFETY: the caller's; what is compared begins in the page.
+    // SAFETY: upheld by the caller; what is compared begins in the page.
     unsafe {
         let length = 8 + C::forward(page.add(pos + 8), offset);
         if length < 8 + C::BYTES {

@@ -176,7 +176,7 @@ unsafe fn find<C: Compare>(seen: *mut u16, page: *const u8, mut pos: usize) -> O
             return None;
         }
         while pos < stop {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             if let (candidate, true) = unsafe { look_up(seen, page, pos) } {
                 return Some((pos, candidate));
             }
@@ -194,7 +194,7 @@ unsafe fn find<C: Compare>(seen: *mut u16, page: *const u8, mut pos: usize) -> O
 /// Four bytes can be read from `pos` and from all places in `seen`, which has one for each hash.
 #[inline(always)]
 unsafe fn look_up(seen: *mut u16, page: *const u8, pos: usize) -> (usize, bool) {
-    // SAFETY: the caller's; a hash has FIELD_HASH_BITS bits.
+    // SAFETY: upheld by the caller; a hash has FIELD_HASH_BITS bits.
     unsafe {
         let here = mem::load32(page.add(pos));
         let slot = seen.add((here.wrapping_mul(FACTOR) >> (32 - FIELD_HASH_BITS)) as usize);

@@ -29,7 +29,7 @@ pub(super) const PALETTES_OF_OTHERS: usize = 7;
 /// the next one marks a page of records.
 pub(super) const PALETTES_OF_WORDS: usize = 6;
 
-/// The palette, from 1, of the tokens of pages of words.
+/// The number of the palette, counted from 1, that codes the tokens of pages of words.
 pub(super) const PALETTE_OF_TOKENS: usize = 8;
 
 /// How many bytes past the literals of a page the functions here and the decoder's loop read and
@@ -113,7 +113,7 @@ impl Palettes {
         }
     }
 
-    /// Returns the palette, from 1, of the first `count` that codes a sample of `literals` best, or
+    /// Returns the palette, numbered from 1, of the first `count` that codes a sample of `literals` best, or
     /// 0 if none saves enough to be worth its time.
     pub(super) fn choose(&self, literals: &[u8], count: usize) -> usize {
         /// The scores of this many literals fit in the bytes of a word.
@@ -139,7 +139,7 @@ impl Palettes {
         best
     }
 
-    /// Codes the first `count` of `literals`, at most a page, with `palette`, from 1. Returns the
+    /// Codes the first `count` of `literals`, at most a page, with `palette`, numbered from 1. Returns the
     /// section's length in bytes.
     ///
     /// # Panics

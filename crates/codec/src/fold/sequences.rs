@@ -243,7 +243,7 @@ impl Sequences {
     }
 }
 
-/// What the tables say about 64 tokens.
+/// The properties of 64 tokens, looked up in the tables.
 struct Block {
     /// [`Tokens::fields`](super::tables::Tokens::fields) of each token.
     fields: [[u8; BLOCK]; 4],

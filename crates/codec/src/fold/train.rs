@@ -88,7 +88,7 @@ pub(super) fn fit(dictionary: &[u8], pages: &[&Page]) -> FoldTables {
     FoldTables::new(&classes, found.palettes(&classes), dictionary)
 }
 
-/// What the encoder finds in pages, weighted.
+/// Weighted counts of the sequences and literals that the encoder finds in pages.
 struct Usage {
     /// By [`Kind`], by class.
     tokens: [Vec<RunsAndLengths>; KINDS],

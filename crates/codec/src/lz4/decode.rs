@@ -193,8 +193,8 @@ impl Decoder {
         }
         let last_input = input_end.addr().saturating_sub(QUICK_INPUT);
         let last_output = output_end.addr().saturating_sub(QUICK_OUTPUT);
-        // Not in place: the last position at which a match with length bytes may end to be copied
-        // by `long_match`.
+        // Unless in place: a match with length bytes that ends after this is not copied by
+        // `long_match`.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
             // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. A length that

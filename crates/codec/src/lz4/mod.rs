@@ -88,9 +88,9 @@ pub enum Matches {
     /// Matches of at least 6 bytes: 5 to 35 % less time and fewer sequences than `Short`. Blocks of
     /// prose and code are up to 5 % longer; others change little.
     Long,
-    /// As `Long`, with a table twice as long: up to 3 % fewer bytes.
+    /// Like `Long`, with a table twice as long: up to 3 % fewer bytes.
     LongMost,
-    /// As `Long`, and of two matches that begin one byte apart takes the longer: 1 to 3 % fewer
+    /// Like `Long`, and of two matches that begin one byte apart takes the longer: 1 to 3 % fewer
     /// sequences and bytes for 10 % more time.
     Longest,
 }

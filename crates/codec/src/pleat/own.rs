@@ -129,7 +129,8 @@ static LOG: [u8; PAGE_SIZE + 1] = {
 /// Maximum number of literals in a [`Sample`].
 pub(super) const SAMPLED: usize = 100;
 
-/// What a literal that has occurred this often adds to the sum of a [`Sample`].
+/// By number of occurrences so far: the amount that one more occurrence of a literal adds to the
+/// sum of a [`Sample`].
 static GROWTH: [i16; 256] = {
     // By their counts alone, 200 uniform bytes seem to take 7 bits each. They take 8; adding a bit
     // and a half for each value that occurs corrects that.

@@ -45,8 +45,8 @@ fn model(samples: &[&Page], dictionary: Vec<u8>) -> Model {
     Model { triples, token_lengths, literals, dictionary, starts }
 }
 
-/// Returns the places of `dictionary` for an index, one for each slot: the one whose matches save
-/// most in `samples`, or without any, the last one, which has the smallest offset.
+/// Returns one place of `dictionary` for each slot of an index: the place whose matches save most
+/// in `samples` or, if no place has matches, the last one, which has the smallest offset.
 fn starts(samples: &[&Page], dictionary: &[u8]) -> Vec<u16> {
     let mut places = best_places(dictionary, samples, 0);
     for (place, word) in dictionary.array_windows().enumerate().rev() {

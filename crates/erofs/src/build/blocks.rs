@@ -175,7 +175,7 @@ impl<'a> Blocks<'a> {
         self.digest.update(&(len_bytes as u64).to_le_bytes());
     }
 
-    /// As [`copy`](Self::copy), for a cluster that the current file may already have copied.
+    /// Like [`copy`](Self::copy), for a cluster that the current file may already have copied.
     pub(super) fn copy_once(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) -> Result<u32> {
         if let Some(&blkaddr) = self.copies.get(&(from, len_bytes)) {
             self.shared += (len_bytes >> self.block_bits) as u64;
@@ -191,7 +191,7 @@ impl<'a> Blocks<'a> {
         self.add_as(bytes, format, Self::append)
     }
 
-    /// As [`add_cluster`](Self::add_cluster), for a chunk of a file whose blocks are never dropped.
+    /// Like [`add_cluster`](Self::add_cluster), for a chunk of a file whose blocks are never dropped.
     /// A chunk of `unit` blocks or more starts at a multiple of `unit` blocks; a shorter one may
     /// fill the gap before such a chunk.
     pub(super) fn add_chunk(&mut self, bytes: &[u8], unit: u32) -> Result<u32> {

@@ -19,7 +19,7 @@ use crate::error::Error;
 pub enum Content {
     /// A file of the operating system.
     Path(SourcePath),
-    /// As before, but changes after the scan are recorded
+    /// The same, but changes after the scan are recorded
     /// ([`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable)).
     Live(LiveFile),
     /// A part of an open file, such as an archive.

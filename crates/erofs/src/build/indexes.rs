@@ -129,7 +129,7 @@ impl IndexStyle {
         Indexes { form: IndexForm::Full, bytes }
     }
 
-    /// As [`encode`](Self::encode), with encoded extents: 16 bytes each, or 32 in files above 4 GiB.
+    /// Like [`encode`](Self::encode), with encoded extents: 16 bytes each, or 32 in files above 4 GiB.
     /// The last one may be a fragment, and none may be inline.
     pub(crate) fn encode_extents(self, algorithm: u8, size: u64, extents: &[BuiltExtent], header_at: u64) -> Indexes {
         let record_bytes = if size > u64::from(u32::MAX) { EncodedExtent::SIZE } else { EncodedExtent::SIZE / 2 };

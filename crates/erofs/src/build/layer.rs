@@ -84,7 +84,7 @@ impl Layer {
     ///
     /// # Errors
     /// [`Error::Source`] for a hard link whose target is not in the layer, and for a file of which
-    /// overlayfs has left a part in another layer.
+    /// overlayfs keeps a part in a layer below.
     pub fn into_tree(mut self) -> Result<Tree> {
         let visits = self.tree.walk();
         if let Some(pending) = visits.iter().find_map(|visit| self.pending.get(&visit.id)) {
@@ -100,8 +100,8 @@ impl Layer {
         let elsewhere = |visit: &Visit| Some((visit.id, self.marks.get(&visit.id)?.elsewhere()?));
         if let Some((id, xattr)) = visits.iter().find_map(elsewhere) {
             let what = format!(
-                "overlayfs has left a part of it in another layer (xattr {xattr}); give the layers below as sources \
-                 before this one, or mount the layers and pack the mounted tree"
+                "overlayfs keeps a part of it in a layer below (xattr {xattr}): give the lower layers as sources before \
+                 this one, or mount the layers and pack the mounted tree"
             );
             return Err(Error::Source { path: self.tree.name_of(id), what });
         }

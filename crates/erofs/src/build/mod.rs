@@ -106,7 +106,7 @@ pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildRep
     build_watched(tree, options, out, &mut |_| {})
 }
 
-/// As [`build`], and reports progress to `watch` after every few files, or 16 MiB of one.
+/// Like [`build`], and reports progress to `watch` after every few files, or 16 MiB of one.
 pub fn build_watched(
     tree: &Tree,
     options: &BuildOptions,

@@ -8,7 +8,7 @@ use crate::work::thread_count;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Indexes {
-    /// As [`Compact`](Self::Compact), but files of 1 GiB or more of which at most a sixteenth is not
+    /// Like [`Compact`](Self::Compact), but files of 1 GiB or more of which at most a sixteenth is not
     /// zeros have encoded extents.
     Auto,
     /// 2 or 4 bytes per block if a file's clusters are in order; otherwise full.

@@ -133,7 +133,7 @@ impl Overlay {
 }
 
 impl Overlay {
-    /// As [`Content::stretches`](super::Content::stretches).
+    /// Like [`Content::stretches`](super::Content::stretches).
     pub(super) fn stretches(
         &self,
         range: Range<u64>,

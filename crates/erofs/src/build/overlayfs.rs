@@ -22,7 +22,7 @@ const BOOKKEEPING: [&[u8]; 6] = [b"origin", b"impure", b"nlink", b"upper", b"uui
 /// The xattr of opaque directories in images.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
-/// What the xattrs of a file in a layer say.
+/// The properties of a file in a layer that its xattrs state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) opaque: bool,

@@ -36,7 +36,7 @@ impl Source {
         Ok(if zeros { ReadContent::Zeros } else { ReadContent::Bytes })
     }
 
-    /// As [`read`](Self::read), but also stores zeros in `bytes`.
+    /// Like [`read`](Self::read), but also stores zeros in `bytes`.
     pub(super) fn read_bytes(&self, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
         if self.read(offset, len, bytes)? == ReadContent::Zeros {
             bytes.clear();

@@ -241,7 +241,7 @@ mod tests {
         let same = noise(200_000, 1);
         let moved = [noise(5_555, 2), same.clone(), noise(100_000, 3)].concat();
         let cuts = cuts(&[same.clone(), moved.clone()]);
-        // Equal content is cut at the same places, near its two ends.
+        // Both occurrences are cut at the same places, which are near their ends.
         assert_eq!(cuts[0].iter().map(|cut| cut + 5_555).collect::<Vec<_>>(), cuts[1]);
         assert!(cuts[0][0] < MOST_BYTES as u32 && *cuts[0].last().unwrap() > 200_000 - MOST_BYTES as u32, "{cuts:?}");
     }

@@ -139,7 +139,7 @@ impl Scanner<'_> {
         let place = &found.place;
         if place.is_far() && self.anchors < MOST_ANCHORS {
             self.anchors += 1;
-            // Without it, longer paths take more steps.
+            // Without this descriptor, longer paths take more steps.
             let _ = place.set_anchor();
         }
         let open = |recent: &mut VecDeque<(NodeId, Arc<OwnedFd>)>| {

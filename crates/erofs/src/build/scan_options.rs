@@ -68,7 +68,7 @@ impl ImageFile {
         Ok(Self { inode: inode_of(&fs::metadata(&path)?), entry, replaced: false })
     }
 
-    /// As [`ImageFile::at`], for a file that the new image replaces. A scan fails if it finds the
+    /// Like [`ImageFile::at`], for a file that the new image replaces. A scan fails if it finds the
     /// file under another name, which means that an input would be replaced.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl ScanOptions {
         self.excludes.iter().any(|pattern| applies(pattern, path))
     }
 
-    /// As [`excludes`](Self::excludes), for a path of `depth` names that ends with `name`. Calls
+    /// Like [`excludes`](Self::excludes), for a path of `depth` names that ends with `name`. Calls
     /// `path` only if a pattern could match it, so most paths need not be joined.
     pub(crate) fn excludes_at(&self, depth: usize, name: &[u8], path: impl Fn() -> Vec<u8>) -> bool {
         self.excludes.iter().any(|pattern| match patterns::depth(pattern) {

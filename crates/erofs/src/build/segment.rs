@@ -146,7 +146,7 @@ impl Segment {
     }
 }
 
-/// What follows the bytes to compress.
+/// The content that follows the bytes to compress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The end of the file.
@@ -185,7 +185,7 @@ impl Compressor {
         self.compress_stretch(src, 0, cuts, end, options, blocks)
     }
 
-    /// As [`compress`](Self::compress), for the bytes of `src` from `from` on; `src` is the front
+    /// Like [`compress`](Self::compress), for the bytes of `src` from `from` on; `src` is the front
     /// of a segment. If an extent would have to begin in the block in which the extent after `src`
     /// begins, the rest is left out.
     pub(crate) fn compress_stretch(

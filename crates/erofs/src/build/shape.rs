@@ -118,7 +118,7 @@ impl Shape {
         }
     }
 
-    /// Returns what is stored; `None` for everything.
+    /// Returns the runs that are stored; `None` if everything is.
     pub(super) fn runs(&self) -> Option<&[Range<u64>]> {
         match self {
             Self::Whole => None,

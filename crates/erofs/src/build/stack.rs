@@ -269,8 +269,8 @@ impl Stack {
         };
         if self.keeps {
             let what = format!(
-                "overlayfs has left a part of it in another layer (xattr {xattr}), which cannot be known here; mount \
-                 the layers and pack the mounted tree"
+                "overlayfs keeps a part of it in a layer below (xattr {xattr}), which is not merged while whiteouts \
+                 are kept: mount the layers and pack the mounted tree"
             );
             return Err(self.error(target, name, id, &what));
         }
@@ -293,8 +293,8 @@ impl Stack {
         }
         let place = mark.redirect.as_deref().unwrap_or(name);
         let what = format!(
-            "overlayfs has left a part of it in another layer (xattr {xattr}), at '{}', which the sources before it \
-             do not have; give all layers, the lowest first, or mount them and pack the mounted tree",
+            "overlayfs keeps a part of it in a layer below (xattr {xattr}), at '{}', but no source before this one \
+             has that: give all layers, the lowest first, or mount them and pack the mounted tree",
             String::from_utf8_lossy(place)
         );
         Err(self.error(target, name, id, &what))

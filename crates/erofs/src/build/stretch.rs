@@ -12,7 +12,7 @@ pub(crate) struct Stretch {
 /// Where the bytes of a stretch are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// In the source, and nothing else is known.
+    /// In the source; it is not known whether they are zeros.
     Unread,
     /// In the base of an overlay, unchanged.
     Below,

@@ -102,7 +102,7 @@ impl Tree {
         Self::of_origin(root, Origin::None)
     }
 
-    /// As [`new`](Self::new), with the given `origin`.
+    /// Like [`new`](Self::new), with the given `origin`.
     pub(crate) fn of_origin(mut root: Node, origin: Origin) -> Self {
         root.kind = NodeKind::Directory(BTreeMap::new());
         Self { nodes: vec![root], origins: Vec::new(), sources: vec![origin], warnings: Warnings::default() }
@@ -299,7 +299,7 @@ impl Tree {
         self.at_source(id, &self.path_of(id))
     }
 
-    /// As [`name_of`](Self::name_of), for a node that will be `name` in a directory.
+    /// Like [`name_of`](Self::name_of), for a node that will be `name` in a directory.
     pub(crate) fn name_below(&self, directory: NodeId, name: &[u8], id: NodeId) -> PathBuf {
         self.at_source(id, &self.path_of(directory).join(OsStr::from_bytes(name)))
     }

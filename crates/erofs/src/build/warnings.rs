@@ -98,10 +98,10 @@ impl fmt::Display for Warning {
                 "ACLs skipped because they name accounts that this system does not know",
             ),
             WarningKind::WhiteoutFile => (
-                "whiteout kept as an ordinary file; --layer keeps it in overlayfs form, and with another source before \
-                 it, it deletes files",
-                "whiteouts kept as ordinary files; --layer keeps them in overlayfs form, and with another source \
-                 before them, they delete files",
+                "whiteout kept as an ordinary file: use --layer to keep it in overlayfs form, or give the lower layers \
+                 first to apply it",
+                "whiteouts kept as ordinary files: use --layer to keep them in overlayfs form, or give the lower layers \
+                 first to apply them",
             ),
             WarningKind::UndescribedDirectory => (
                 "directory that the layer does not describe has mode 0755 and root as owner",

@@ -13,7 +13,7 @@ use super::segment::{Compressor, Segment, SegmentOptions};
 use super::spare::Spare;
 use crate::error::Result;
 
-/// What a file's segment has become.
+/// The result of processing a file's segment.
 pub(super) enum Work {
     Compressed(Segment),
     Raw(Vec<u8>),

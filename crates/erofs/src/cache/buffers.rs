@@ -92,7 +92,7 @@ impl Buffers {
         Content { bytes: self.passing.take(len).map_or_else(|| Buffer::new(len), Buffer::Lent), len }
     }
 
-    /// As [`take`](Self::take), for content to be cached. If the arena has no contiguous room,
+    /// Like [`take`](Self::take), for content to be cached. If the arena has no contiguous room,
     /// falls back to `take`.
     pub(crate) fn take_kept(&self, len: usize) -> Content {
         match self.kept.take(len) {

@@ -114,7 +114,7 @@ impl Clusters {
         self.cache.shared.clusters.find(self.key(pa, len))
     }
 
-    /// As [`Cache::get`], for the content of `len` bytes of the cluster at `pa`.
+    /// Like [`Cache::get`], for the content of `len` bytes of the cluster at `pa`.
     pub(crate) fn get(
         &self,
         pa: u64,
@@ -125,7 +125,7 @@ impl Clusters {
         self.cache.shared.clusters.get(self.key(pa, len), cost, make)
     }
 
-    /// As [`Cache::put`], for the content of `len` bytes of the cluster at `pa`.
+    /// Like [`Cache::put`], for the content of `len` bytes of the cluster at `pa`.
     pub(crate) fn put(&self, pa: u64, len: u64, cost: usize, content: Content) -> Kept<Content> {
         self.cache.shared.clusters.put(self.key(pa, len), cost, content)
     }

@@ -77,12 +77,12 @@ impl Workers {
         self.busy.load(Ordering::Relaxed) > self.decoders().1
     }
 
-    /// Lets a thread run a job, which must own everything that it uses.
+    /// Hands a job to a thread. It must own everything that it uses.
     pub(crate) fn submit(&self, job: Job) {
         self.decoders().0.submit(job);
     }
 
-    /// As `submit`, for a job that fetches, and may be dropped.
+    /// Like `submit`, for a job that fetches, and may be dropped.
     pub(crate) fn submit_fetch(&self, job: Job) {
         self.fetchers.get_or_init(|| Crew::start("pagefold-fetch", FETCHERS)).submit(job);
     }

@@ -76,7 +76,7 @@ impl Image {
         self.extract_below(&self.root()?, target, options)
     }
 
-    /// As [`extract`](Self::extract), for the contents of the directory `start`. The report's paths
+    /// Like [`extract`](Self::extract), for the contents of the directory `start`. The report's paths
     /// are relative to it. `target` gets its metadata.
     pub fn extract_below(&self, start: &Inode, target: &Path, options: &ExtractOptions) -> Result<ExtractReport> {
         if start.kind != FileKind::Directory {
@@ -142,7 +142,7 @@ impl Visitor for Extraction<'_> {
             return false;
         }
         if step.inode.kind == FileKind::Directory {
-            // Now, while it is open.
+            // Set now, while the directory is open.
             self.end_batch(paths);
             if let Some(within) = self.withins.remove(&step.path) {
                 self.within = within;

@@ -101,7 +101,7 @@ impl Filling {
         let size = self.content.inode().size;
         match progress.failed {
             Some((at, error)) => {
-                // The first error is the one that matters.
+                // The first error is reported.
                 let _ = self.out.set_len(at);
                 return Err(error);
             }

@@ -98,7 +98,7 @@ impl Within {
         (!self.is_open && keeps && mode.as_raw_mode() & u32::from(self.made.lost_mode) == 0).then_some(mode)
     }
 
-    /// As [`mode`](Self::mode), for a directory in which files are created.
+    /// Like [`mode`](Self::mode), for a directory in which files are created.
     pub(super) fn directory_mode(&self, inode: &Inode) -> Option<Mode> {
         self.mode(inode).filter(|mode| !self.made.passes_group_on && mode.contains(Mode::RWXU))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// What a tag says about its device.
+/// The meaning of a device's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Identity {
     /// It begins with the image that has this UUID.

@@ -153,7 +153,7 @@ impl Data {
         self.chunk_addresses_with(first, count, |bytes, at| self.image.read_meta(bytes, at))
     }
 
-    /// As `chunk_addresses`, with the addresses read by `read`.
+    /// Like `chunk_addresses`, with the addresses read by `read`.
     pub(super) fn chunk_addresses_with(
         &self,
         first: u64,

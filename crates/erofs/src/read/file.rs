@@ -51,7 +51,7 @@ impl File {
         &self.data.image
     }
 
-    /// As [`read_at`](Self::read_at), but without decoding ahead and without using `buf` past the
+    /// Like [`read_at`](Self::read_at), but without decoding ahead and without using `buf` past the
     /// bytes read.
     pub(crate) fn read_apart(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.data.read_at(buf, offset)
@@ -89,7 +89,7 @@ impl File {
         self.read_into(buf, buf.len(), offset)
     }
 
-    /// As [`read_at`](Self::read_at), but does not wait for storage. Fills `buf` from its start
+    /// Like [`read_at`](Self::read_at), but does not wait for storage. Fills `buf` from its start
     /// without waiting, and returns how many bytes are filled: holes, decoded content, what the
     /// source has at hand ([`ReadAt::try_read_at`](crate::ReadAt::try_read_at)), and short LZ4
     /// clusters of that, if little is wanted. An error counts as a wait.
@@ -170,7 +170,7 @@ impl File {
         self.data.image.counts()
     }
 
-    /// As [`read_at`](Self::read_at), for at most `len` bytes. If `room` has
+    /// Like [`read_at`](Self::read_at), for at most `len` bytes. If `room` has
     /// [`room_bytes`](Self::room_bytes), the last cluster is decoded in place too.
     pub fn read_into(&self, room: &mut [u8], len: usize, offset: u64) -> Result<usize> {
         let len = self.data.clip(len.min(room.len()), offset);

@@ -178,7 +178,7 @@ impl Image {
         self.read_source(buf, offset)
     }
 
-    /// As [`read_meta`](Self::read_meta), for data near previous or following reads.
+    /// Like [`read_meta`](Self::read_meta), for data near previous or following reads.
     pub(crate) fn read_near(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check_range(buf.len() as u64, offset)?;
         if offset >= IN_BOX {
@@ -259,13 +259,13 @@ impl Image {
         self.read_spot(buf, self.spot(0, address)?)
     }
 
-    /// As [`read_data`](Self::read_data), without waiting for storage. Returns how many bytes are
+    /// Like [`read_data`](Self::read_data), without waiting for storage. Returns how many bytes are
     /// filled.
     pub(crate) fn try_read_data(&self, buf: &mut [u8], address: u64) -> usize {
         self.spot(0, address).map_or(0, |at| self.try_read_spot(buf, at))
     }
 
-    /// As `try_read_data`, for a device or the image. Metadata in the metadata box counts as a wait.
+    /// Like `try_read_data`, for a device or the image. Metadata in the metadata box counts as a wait.
     pub(crate) fn try_read_spot(&self, buf: &mut [u8], at: Spot) -> usize {
         if at.offset >= IN_BOX || self.check_spot(buf.len() as u64, at).is_err() {
             return 0;

@@ -34,7 +34,7 @@ impl Image {
         Self::open_with_devices(source, Vec::new(), cache_bytes)
     }
 
-    /// As [`open_with`](Self::open_with), for an image with data on other devices. They are given
+    /// Like [`open_with`](Self::open_with), for an image with data on other devices. They are given
     /// in the order of its device table: for `mkfs.erofs --blobdev=X` that is X, for `--tar=i` the
     /// archive. If none are given, devices that the table maps within the image are read there.
     ///
@@ -49,7 +49,7 @@ impl Image {
         Self::open_sharing(source, devices, &ClusterCache::of_one(cache_bytes))
     }
 
-    /// As [`open_with_devices`](Self::open_with_devices), with a cache of decoded clusters that
+    /// Like [`open_with_devices`](Self::open_with_devices), with a cache of decoded clusters that
     /// other images may share.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use crate::readahead::Ready;
 const SHORT_BYTES: usize = 64 << 10;
 
 impl Data {
-    /// As [`read_at`](Self::read_at), without waiting for storage.
+    /// Like [`read_at`](Self::read_at), without waiting for storage.
     pub(crate) fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
         let len = self.clip(buf.len(), offset);
         let buf = &mut buf[..len];
@@ -77,7 +77,7 @@ impl Data {
         done
     }
 
-    /// As [`read_compressed`](Self::read_compressed), without waiting for storage.
+    /// Like [`read_compressed`](Self::read_compressed), without waiting for storage.
     pub(super) fn try_compressed(&self, buf: &mut [u8], offset: u64, ready: Ready) -> usize {
         let Some(map) = &self.map else { return 0 };
         let mut cursor = Cursor::of_loaded();

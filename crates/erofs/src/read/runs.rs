@@ -74,7 +74,7 @@ impl File {
 }
 
 impl Data {
-    /// As [`File::run_at`].
+    /// Like [`File::run_at`].
     fn run_at(&self, offset: u64) -> Result<Run> {
         let left = self.inode.size - offset;
         if self.inode.layout != DataLayout::ChunkBased {
@@ -116,7 +116,7 @@ impl Data {
         Ok(true)
     }
 
-    /// As `chunk_runs`, for a range of extents.
+    /// Like `chunk_runs`, for a range of extents.
     fn extent_runs(&self, range: Range<u64>, add: &mut dyn FnMut(Run) -> bool) -> Result<bool> {
         let mut at = range.start;
         for extent in self.extents(range.clone()) {

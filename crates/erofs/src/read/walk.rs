@@ -48,7 +48,7 @@ pub(crate) fn walk(image: &Image, visitor: &mut dyn Visitor) -> Result<Paths> {
     Ok(walk_from(image, Step { path: 0, parent_nid: Some(root.nid), inode: root }, visitor))
 }
 
-/// As [`walk`], from `start`, to which the paths are relative. It need not be a directory.
+/// Like [`walk`], from `start`, to which the paths are relative. It need not be a directory.
 pub(crate) fn walk_from(image: &Image, start: Step, visitor: &mut dyn Visitor) -> Paths {
     let mut paths = Paths::new();
     let mut directories = HashSet::from([start.inode.nid]);

@@ -51,7 +51,7 @@ impl Image {
         Ok(self.all_xattrs(inode)?.known)
     }
 
-    /// As [`xattrs`](Self::xattrs), including information about skipped ones.
+    /// Like [`xattrs`](Self::xattrs), including information about skipped ones.
     pub(crate) fn all_xattrs(&self, inode: &Inode) -> Result<Xattrs> {
         let mut xattrs = Xattrs::default();
         if inode.xattr_end == inode.xattr_start {

@@ -138,7 +138,7 @@ impl Extents {
         self.count * size_of::<Record>() as u64
     }
 
-    /// As [`CompressedMap::index_place`](super::zmap::CompressedMap::index_place).
+    /// Like [`CompressedMap::index_place`](super::zmap::CompressedMap::index_place).
     pub(crate) fn record_place(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let bits = self.bits?;
         let (first, last) = ((range.start >> bits) / WINDOW, ((range.end - 1) >> bits) / WINDOW);

@@ -61,17 +61,17 @@ const SKIP_BYTES: u64 = 1 << 20;
 /// Reads of at least this length count as keeping a processor busy.
 const BUSY_BYTES: usize = 16 << 10;
 
-/// What a read may do that must not wait for storage.
+/// How much a read that must not wait for storage may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
-    /// Copy what is decoded already.
+    /// Copy content that is already decoded.
     Copying,
     /// Decode short clusters too.
     Decoding,
 }
 
 impl Ready {
-    /// Returns what a read of `len` bytes may do.
+    /// Returns how much a read of `len` bytes may do.
     pub(crate) fn of(len: usize) -> Self {
         if len <= READY_BYTES { Self::Decoding } else { Self::Copying }
     }
@@ -291,7 +291,7 @@ impl Ahead {
         self.fill(&**data, id, room, offset, end)
     }
 
-    /// Lets workers decode ahead of a stream whose reader is at `end`.
+    /// Makes workers decode ahead of a stream whose reader is at `end`.
     fn spread<F: AheadFile>(self: &Arc<Self>, data: &Arc<F>, mut streams: MutexGuard<'_, Streams>, id: u64, end: u64) {
         let Some(stream) = streams.by_id(id) else { return };
         let workers = data.workers();
@@ -478,8 +478,8 @@ mod tests {
         (stream.id, forward)
     }
 
-    /// A reader that stops anywhere leaves less unused than it has used, and one that continues waits
-    /// seldom.
+    /// A reader that stops anywhere leaves fewer bytes unused than it has read, and one that
+    /// continues rarely waits.
     #[test]
     fn readahead_grows_with_sequential_reads() {
         const LEN: u64 = 128 << 10;

@@ -328,14 +328,14 @@ fn unknown_parts_that_overlayfs_left_elsewhere_are_refused() {
         assert_eq!(tree.node(n).permissions, 0o711);
         // The base may have more of it.
         let error = stacked(vec![base(), moved(redirect)], Whiteouts::Keep).unwrap_err();
-        assert!(error.starts_with("the.tar: n: overlayfs has left a part of it in another layer"), "{error}");
+        assert!(error.starts_with("the.tar: n: overlayfs keeps a part of it in a layer below"), "{error}");
         assert!(error.ends_with("mount the layers and pack the mounted tree"), "{error}");
         let error = moved(redirect).into_tree().unwrap_err().to_string();
-        assert!(error.starts_with("the.tar: n: overlayfs has left a part of it"), "{error}");
+        assert!(error.starts_with("the.tar: n: overlayfs keeps a part of it"), "{error}");
     }
     for wrong in ["none", "/none", "/a/f", "g", "/", "", "a/s", "/a/..", "/a/"] {
         let error = stacked(vec![base(), moved(wrong)], Whiteouts::Apply).unwrap_err();
-        assert!(error.contains(&format!("at '{wrong}', which the sources before it do not have")), "{wrong}: {error}");
+        assert!(error.contains(&format!("at '{wrong}', but no source before this one has that")), "{wrong}: {error}");
     }
     // Two directories cannot be the same one, nor can one be below itself.
     let mut first = upper(&[member(b'3', "a", "", 0), directory("m", 0o755), directory("n", 0o755)]);
@@ -357,6 +357,6 @@ fn unknown_parts_that_overlayfs_left_elsewhere_are_refused() {
 
     for layers in [vec![copied.clone()], vec![layer(&[directory("g", 0o755)]), copied]] {
         let error = stacked(layers, Whiteouts::Apply).unwrap_err();
-        assert!(error.contains("(xattr overlay.metacopy), at 'g', which the sources before it do not have"), "{error}");
+        assert!(error.contains("(xattr overlay.metacopy), at 'g', but no source before this one has that"), "{error}");
     }
 }

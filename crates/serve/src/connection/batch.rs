@@ -90,9 +90,8 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     fn help(&self, scratch: &mut Scratch) {
         let connection = &self.connection.0;
-        // The first helper must run requests even if the connection has its maximum of threads,
-        // because perhaps no other thread will. Several further helpers may have started in the
-        // meantime.
+        // The first helper must run requests even if the connection has its maximum of threads:
+        // there may be no other thread, and further helpers may have started in the meantime.
         let is_first = !self.has_helper.swap(true, Relaxed);
         let in_progress = if is_first { None } else { connection.client.try_begin_task() };
         if !is_first && in_progress.is_none() {

@@ -60,7 +60,7 @@ pub(super) struct Leader<T> {
     output: Replies<Growing>,
     /// Reads that must wait for storage, until they are handed on.
     reads: Vec<Reading>,
-    /// Held while requests run one after another, but never while waiting for the peer.
+    /// The device, held while requests run one after another, but never while waiting for the peer.
     device: Option<Arc<Device>>,
     /// The request whose payload the next bytes belong to, while the server pauses.
     unfinished: Option<Unfinished>,
@@ -72,9 +72,9 @@ pub(super) struct Leader<T> {
     drained: bool,
     /// When the connection began to work.
     since: Instant,
-    /// Whether the request at the front has got its turn.
+    /// Whether the rate of the export has admitted the request at the front.
     is_paced: bool,
-    /// When its turn comes; `None` once it has come.
+    /// When the rate admits it; `None` once it has.
     turn: Option<Instant>,
     /// The request at the front, once it was seen. Receiving the rest of it counts as part of its
     /// time.
@@ -105,7 +105,7 @@ enum Received {
 }
 
 impl Received {
-    /// Returns what receiving `bytes` means.
+    /// Returns the result of receiving `bytes`.
     fn of(bytes: usize) -> Self {
         if bytes == 0 { Self::End } else { Self::Data }
     }
@@ -140,7 +140,7 @@ impl<T: Transport> Leader<T> {
         (self.unfinished, self.arrived, self.is_paced, self.turn) = (unfinished, arrived, is_paced, turn);
     }
 
-    /// Takes what is left after [`Led::Paused`].
+    /// Takes the state that is left after [`Led::Paused`].
     pub(super) fn park(&mut self) -> Parked {
         let (unfinished, arrived) = (self.unfinished.take(), self.arrived.take());
         let (is_paced, turn) = (self.is_paced, self.turn);
@@ -586,7 +586,7 @@ impl<T: Transport> Leader<T> {
     }
 }
 
-/// Fails with [`PAUSED`] if the server pauses.
+/// Returns [`PAUSED`] as an error if the server pauses.
 fn check_pause<T: Transport, G: Keeper<T>>(connection: &Connection<T, G>) -> Result<(), Ended> {
     if connection.common.is_pausing() { Err(Ended::Io(PAUSED.into())) } else { Ok(()) }
 }

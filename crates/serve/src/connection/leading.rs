@@ -19,7 +19,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         Ok(())
     }
 
-    /// Lets a connection that rests work in a new thread. On failure, it still rests.
+    /// Makes a resting connection work in a new thread. If that fails, it stays at rest.
     pub(crate) fn resume(connection: &Arc<Self>, taken: Taken) -> io::Result<()> {
         let leader = connection.begin_work(Some(taken))?;
         let body = Arc::clone(connection);

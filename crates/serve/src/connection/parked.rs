@@ -18,8 +18,8 @@ pub(crate) struct Parked {
     /// Received bytes that were not used.
     pub(crate) input: Vec<u8>,
     pub(crate) unfinished: Option<Unfinished>,
-    /// The request at the front of `input`, if it was counted: whether it has had its turn, and
-    /// otherwise when that is.
+    /// For the request at the front of `input`: its count, and whether the export's rate has
+    /// admitted it, or when it will.
     pub(crate) arrived: Option<Arrived>,
     pub(crate) is_paced: bool,
     pub(crate) turn: Option<Instant>,

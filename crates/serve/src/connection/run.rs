@@ -92,7 +92,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         Ok(())
     }
 
-    /// Hands reads on, those of the same data together. Without a thread, runs them here.
+    /// Hands reads on, those that share data together. Without a thread, runs them here.
     pub(super) fn hand_reads_on<B: AsRef<[u8]> + AsMut<[u8]>>(
         connection: &Arc<Self>,
         reads: &mut Vec<Reading>,

@@ -27,7 +27,7 @@ impl ClientState {
         }
     }
 
-    /// Returns what a leader continues with.
+    /// Returns the state with which a leader continues.
     pub(crate) fn into_parked(self, session: &Session) -> Result<(Parked, Vec<u8>), AdoptError> {
         let Self { input, output, unfinished, .. } = self;
         let unfinished = unfinished.map(|UnfinishedState { request, left_bytes, failure }| {

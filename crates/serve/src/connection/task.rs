@@ -51,7 +51,7 @@ impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
 }
 
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
-    /// Lets a thread run a task.
+    /// Hands a task to a thread.
     pub(super) fn hand_on(connection: &Arc<Self>, thread: Thread, task: Task) {
         let connection = Arc::clone(connection);
         thread.run_task(|in_progress| Box::new(Job { task, in_progress, connection }));
@@ -144,7 +144,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                     continue;
                 }
             }
-            // This read failed: read again, it reports its own error.
+            // The shared read failed. Each read runs again, to report its own error.
             self.send(replies.filled())?;
             replies.clear();
             self.read(reading, replies)?;

@@ -88,7 +88,7 @@ impl InstantReader {
                         clients.count -= 1;
                         clients.refused = true;
                         if clients.count == 0 {
-                            // The next thread tries for itself.
+                            // The next thread makes its own attempt.
                             self.given.notify_one();
                             return Err(error);
                         }

@@ -12,7 +12,7 @@ use crate::{
     bases::{BaseCaches, open},
 };
 
-/// A base, and as what it was opened.
+/// A base, and the description with which it was opened.
 pub(super) type Opened = (Arc<Base>, BaseFile);
 
 /// The bases that were opened.
@@ -50,7 +50,7 @@ impl OpenedBases {
         Ok(opened)
     }
 
-    /// Takes what is kept of the bases.
+    /// Returns the caches of bases.
     pub(super) fn into_caches(self) -> Option<BaseCaches> {
         self.caches
     }

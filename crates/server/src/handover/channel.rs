@@ -42,7 +42,7 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Bytes of the pool's stream that are one message.
 const PART_BYTES: usize = 1 << 20;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
@@ -53,15 +53,15 @@ pub(crate) enum Kind {
     Pool = 3,
     /// The new process has everything and can serve.
     Ready = 4,
-    /// The server never serves anybody again.
+    /// The server never serves again.
     Go = 5,
     /// A text that says why the sender gives up.
     Failed = 6,
     /// JSON: the part of the record that is needed to read the pool first.
     Ahead = 7,
-    /// What was sent of the pool is void: the record follows, and then the whole pool.
+    /// The part of the pool that was sent is void: the record follows, and then the whole pool.
     Void = 8,
-    /// The file in memory in which the new process makes the pool, or no file.
+    /// The file in memory in which the new process creates the pool, or no file.
     Memory = 9,
 }
 
@@ -109,7 +109,7 @@ impl Channel {
         let _ = self.0.shutdown(Shutdown::Both);
     }
 
-    /// Lets the kernel say who sends.
+    /// Makes the kernel add the sender's identity.
     pub(crate) fn know_sender(&self) -> io::Result<()> {
         Ok(set_socket_passcred(&self.0, true)?)
     }
@@ -142,7 +142,7 @@ impl Channel {
         self.write_all(bytes)
     }
 
-    /// As the standard library's `write`, but without a signal if the other end is closed.
+    /// Like the standard library's `write`, but without a signal if the other end is closed.
     fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL) {
@@ -154,7 +154,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Returns whether a message begins to arrive, or the other end is closed, within `time`.
+    /// Waits for at most `time`. Returns whether a message begins to arrive or the other end is
+    /// closed.
     pub(crate) fn is_readable_within(&self, time: Duration) -> bool {
         wait_for(&[self.as_fd()], time)
     }

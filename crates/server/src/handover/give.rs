@@ -34,13 +34,13 @@ use crate::{
     server::{Giving, Listened},
 };
 
-/// How long commands in progress may take to end. Clients of the disks do not notice.
+/// How long commands in progress may take to end. Clients of the disks do not wait for them.
 pub(super) const COMMANDS: Duration = Duration::from_secs(10);
 
-/// If they took longer, the pool is sent once more before the pause.
+/// If the commands took longer, another round is sent before the pause.
 const SOON: Duration = Duration::from_millis(20);
 
-/// How long requests in progress may take to end. Their clients, and others, wait.
+/// How long requests in progress may take to end. All clients wait for them.
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
 /// The maximum number of rounds before the pause. The pause begins earlier after a round of at most
@@ -49,7 +49,8 @@ const ROUNDS: u32 = 24;
 const FEW_BYTES: u64 = 1 << 20;
 const WAITS: u32 = 4;
 
-/// The longest pause, the longest time before it, and how many stored bytes allow a second more.
+/// The longest pause, which is also the longest time before it; this many stored bytes add a
+/// second.
 const PAUSE: Duration = Duration::from_secs(60);
 const BYTES_PER_SECOND: u64 = 128 << 20;
 
@@ -57,7 +58,7 @@ const BYTES_PER_SECOND: u64 = 128 << 20;
 const TICK: Duration = Duration::from_millis(50);
 
 /// Begins to hand a server over to the process at the other end of `socket`; `ahead` says whether
-/// that can read the pool before the pause. The server continues if that fails.
+/// that process can read the pool before the pause. If the handover fails, the server continues.
 pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {
     let failed = |what: String| Failure::new(Code::Failed, what);
     let listened = server.0.listened.get().ok_or_else(|| failed("the server does not listen yet".to_owned()))?;
@@ -78,7 +79,7 @@ pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<Han
             // The other process may be gone.
             let _ = channel.send(Kind::Failed, why.as_bytes());
             listened.giving.begun.store(false, Ordering::SeqCst);
-            server.0.observer.warn(&format!("not handed over to process {pid}, and continues: {why}"));
+            server.0.observer.warn(&format!("the server was not handed over to process {pid}, and continues: {why}"));
         }
     };
     if let Err(error) = thread::Builder::new().name("hand-over".to_owned()).spawn(give) {
@@ -88,7 +89,7 @@ pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<Han
     Ok(HandingOver { pid: std::process::id() })
 }
 
-/// Returns what keeps a server from being handed over.
+/// Returns the reason why a server cannot be handed over, if there is one.
 fn obstacle(server: &Server, listened: &Listened) -> Option<String> {
     if listened.ending.has_begun() {
         return Some("it is stopping".to_owned());
@@ -104,7 +105,7 @@ pub(super) fn lack(server: &Server) -> Option<String> {
     let disks = server.0.disks.table().batch(Batch { after: None, most: usize::MAX });
     let is_device = |disk: &Disk| disk.backing.as_base().is_some_and(|base| base.record().is_none());
     if let Some((name, ..)) = disks.iter().find(|(_, disk, _)| is_device(disk)) {
-        return Some(format!("base '{name}' is not a file with a name of UTF-8"));
+        return Some(format!("base '{name}' is not a file with a UTF-8 path"));
     }
     None
 }
@@ -127,16 +128,16 @@ pub(super) fn longest_pause(server: &Server) -> Duration {
     longest(stored_bytes(server))
 }
 
-/// Returns how long a process may take for this number of stored bytes.
+/// Returns how long handing over this number of stored bytes may take.
 pub(super) fn longest(stored_bytes: u64) -> Duration {
     PAUSE + Duration::from_secs(stored_bytes / BYTES_PER_SECOND)
 }
 
-/// Hands the server over. Returns why not: it then continues.
+/// Hands the server over. Fails with the reason; the server then continues.
 fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead: bool) -> Result<(), String> {
     let Giving { control, when_given, .. } = &listened.giving;
     let most = longest_pause(server);
-    // When the pause begins, the time does again.
+    // Set again when the pause begins.
     let start = Mutex::new(Instant::now());
     let start_of = || start.lock().unwrap_or_else(PoisonError::into_inner);
     let mut next = Next::new(&listened.giving, pid);
@@ -148,7 +149,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             while has_ended.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
                 is_late.store(start_of().elapsed() > most, Ordering::SeqCst);
                 if is_late.load(Ordering::SeqCst) || listened.ending.has_begun() {
-                    // Nothing that is sent later arrives, GO neither.
+                    // Nothing sent later arrives, not even GO.
                     return channel.shut_down();
                 }
             }
@@ -164,7 +165,8 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             if asked.elapsed() > SOON {
                 round(server, channel, &mut precopied).map_err(broken)?;
             }
-            // A command may just have begun something. The other process already has memory for what was sent.
+            // Checked again, because a command may have begun something. The other process already
+            // has memory for what was sent.
             let lack = if precopied.is_none() { lack_of_memory(server) } else { None };
             if let Some(obstacle) = obstacle(server, listened).or(lack) {
                 return Err(obstacle);
@@ -175,7 +177,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             let ended = start_of().elapsed();
             let pause = Pause { sockets: paused.handed(), transports: &transports.handed };
             let sent_bytes = transfer(server, listened, channel, &pause, precopied.as_mut(), &mut next)?;
-            // What was kept for the rounds is freed after clients use the other process.
+            // Memory of the rounds is freed only after clients use the other process.
             Ok((commands, paused, transports, sent_bytes, ended, precopied))
         };
         let given = give();
@@ -210,14 +212,14 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
     Ok(())
 }
 
-/// What is handed over of a server that pauses.
+/// The parts of a paused server that are handed over.
 pub(super) struct Pause<'a> {
     pub(super) sockets: &'a Handed<Shared>,
     pub(super) transports: &'a [HandedTransport],
 }
 
-/// Sends most of the pool while the server serves. Returns what the rest needs, or `None` if all of it is
-/// to be sent in the pause.
+/// Sends most of the pool while the server serves. Returns the state for sending the rest, or
+/// `None` if the whole pool is to be sent in the pause.
 fn precopy(
     server: &Server,
     listened: &Listened,
@@ -237,7 +239,7 @@ fn precopy(
     let (mut least_bytes, mut waits) = (u64::MAX, 0);
     for _ in 0..ROUNDS {
         let sent_bytes = round(server, channel, &mut precopied).map_err(broken)?;
-        // Clients may write as fast as this sends.
+        // Clients may write as fast as this sends, so the number of rounds is bounded.
         waits = if sent_bytes < least_bytes { 0 } else { waits + 1 };
         least_bytes = least_bytes.min(sent_bytes);
         if sent_bytes <= FEW_BYTES || waits == WAITS {
@@ -273,7 +275,7 @@ fn transfer(
     let sent_bytes = sent.map_err(broken)??;
     let receive = || channel.receive().map_err(|error| format!("the other process is not ready: {error}"));
     let mut message = receive()?;
-    // A file that was late, and that of a process that has begun again. Clients wait.
+    // The file comes late, or the process has begun again. Clients wait.
     for _ in 0..2 {
         if message.kind == Kind::Memory {
             next.take(message)?;
@@ -300,7 +302,7 @@ fn transfer(
     match given {
         Ok(()) => next.serves(),
         Err(_) => {
-            // It is this process's own file. The clients have been answered nothing in between.
+            // This cannot fail: it is this process's own file. No client got an answer in between.
             let _ = kept.map(mark_free);
             next.forget();
         }
@@ -308,7 +310,7 @@ fn transfer(
     given.map(|()| sent_bytes)
 }
 
-/// Says that the connection to the other process broke.
+/// Returns the message for a broken connection to the other process.
 fn broken(error: io::Error) -> String {
     format!("the other process does not receive: {error}")
 }
@@ -369,7 +371,7 @@ fn send(
         Err(why) => return Ok(Err(why)),
     };
     record.stores = stores;
-    // Without a store it ends with this process.
+    // Without a store, the pool's file ends with this process.
     let memory = pool_file::file(server).filter(|_| stores);
     record.files.extend(memory.map(|_| MEMORY.to_owned()));
     let text = serde_json::to_vec(&record).map_err(io::Error::other)?;
@@ -397,7 +399,7 @@ pub(super) fn record(server: &Server, listened: &Listened, pause: &Pause<'_>, fo
     let Pause { sockets: handed, transports } = *pause;
     let (disks, giving) = (&server.0.disks, &listened.giving);
     let table = disks.table();
-    let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a name of UTF-8"));
+    let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a UTF-8 path"));
     let disk_states = found.disks.iter().map(|(name, disk)| {
         let (number, _) = table.exports.get_numbered(name).ok_or_else(|| format!("disk '{name}' is not served"))?;
         let exported = table.exported(name);

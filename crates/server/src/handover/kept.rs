@@ -1,5 +1,5 @@
-//! A server whose process is killed. Its pool lies in a file in memory, which a store of descriptors keeps
-//! while the server runs:
+//! Continues a server whose process was killed. Its pool is in a file in memory, which is in a
+//! store of descriptors while the server runs:
 //!
 //! ```text
 //! server                                         store                    next process
@@ -48,15 +48,15 @@ use crate::{
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// When a process that has taken a server over stores its file, if that server did not. Earlier, it may
-/// not know the service manager, or the service manager may not know that the process belongs to the
-/// service.
+/// How long after taking a server over a process stores its file, if that server did not. Earlier,
+/// the process may not know the service manager, or the service manager may not know that the
+/// process belongs to the service.
 const PAUSES: [Duration; 3] = [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(2)];
 
-/// What the pool's file says about the server.
+/// The note about the server in the pool's file.
 #[derive(Serialize, Deserialize)]
 struct Note {
-    /// As in a hand-over, without sockets and clients.
+    /// As in a handover, without sockets and clients.
     record: Record,
     /// In the order of a stream.
     disks: Vec<DiskNote>,
@@ -81,7 +81,7 @@ pub(crate) fn note(server: &Server) -> Result<(), String> {
         if noted.is_ok() {
             break;
         }
-        // Another command may be dropping a disk.
+        // A disk is missing because another command is dropping it.
         thread::sleep(PAUSE);
         noted = write_note(server, listened);
     }
@@ -108,8 +108,8 @@ fn write_note(server: &Server, listened: &Listened) -> Result<(), String> {
     table.pool.keep_note(&text).map_err(|error| error.to_string())
 }
 
-/// Notes what the server has, and stores the pool's file, before clients are served. Fails with the reason
-/// if nothing can be noted.
+/// Notes which disks exist, and stores the pool's file, before clients are served. Fails with the
+/// reason if the note cannot be written.
 pub(crate) fn begin(server: &Server) -> Result<(), String> {
     note(server)?;
     let Some(listened) = server.0.listened.get() else { return Ok(()) };
@@ -119,15 +119,15 @@ pub(crate) fn begin(server: &Server) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets another process continue with the pool's file, if there is one. The process before does not any more.
+/// Marks the pool's file as free, if there is one: the previous process no longer continues.
 pub(crate) fn free(server: &Server) {
     if let Some(Err(error)) = file(server).map(mark_free) {
         warn_of_loss(&server.0.observer, &error);
     }
 }
 
-/// Stores the pool's file, if there is one, in place of that of the process `before`, which this process has
-/// taken over. That has been noted already.
+/// Stores the pool's file, if there is one, in place of that of the process `before`, which this
+/// process has taken over. The file already has its note.
 pub(crate) fn replace(server: &Server, before: u32) {
     let Some(listened) = server.0.listened.get() else { return };
     let Some(store) = listened.giving.store.clone() else { return };
@@ -164,11 +164,11 @@ pub(crate) fn discard(server: &Server) {
     let _ = store.remove(&name(std::process::id())).and_then(|()| store.settle());
 }
 
-/// A pool whose process was killed.
+/// The file of a pool whose process was killed.
 pub(super) struct Killed {
     salvage: Salvage,
     note: Note,
-    /// What its reader needs: as much once more, and what it notes of it.
+    /// The memory that reading it needs: as much again, and the reader's notes.
     memory_bytes: u64,
 }
 
@@ -192,7 +192,7 @@ impl Killed {
         self.note.record
     }
 
-    /// Makes a pool of it.
+    /// Restores a pool from it.
     pub(super) fn import(
         &self,
         pool: PoolConfig,
@@ -234,16 +234,16 @@ impl Killed {
     }
 
     /// Completes a server that was restored from it: removes disks that were being dropped, and
-    /// opens the own sockets of others.
+    /// opens the sockets of single disks.
     pub(super) fn complete(&self, server: &Server) -> Result<(), TakeOverError> {
         let disks = self.note.record.disks.iter().filter(|disk| disk.kind != Kind::Base);
         let kept = self.note.disks.iter().skip(self.note.record.bases.len());
         for (disk, DiskNote { key, slots, .. }) in disks.zip(kept) {
             let kept = KeptDisk::new(*key, *slots, 0, false, Vec::new());
-            // A snapshot goes with its disk.
+            // A snapshot is dropped with its disk.
             if !self.salvage.has(&kept).map_err(invalid)? && server.0.disks.find(&disk.name).is_ok() {
                 let removed = server.0.disks.remove(&disk.name, true, true);
-                // The disk would be empty.
+                // A disk without a base would be empty.
                 removed.map_err(|failure| TakeOverError::Cannot(failure.to_string()))?;
             }
         }

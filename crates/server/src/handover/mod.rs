@@ -9,10 +9,7 @@
 //!                                             pauses: no command, then no request is in progress
 //!                         record, descriptors,
 //!                   ←     the rest of the pool
-//! makes all of it, but serves nobody
-//! READY             →
-//!                   ←     GO                  never serves anybody again; exits
-//! serves
+//! restores all of it, but does not serve yet READY → ← GO never serves again; exits serves
 //! ```
 //!
 //! If anything fails before the server has sent GO, it continues as before. The new process serves
@@ -39,5 +36,5 @@ pub(crate) use self::{
     take::{Incoming, Received, receive, restore},
 };
 
-/// How long either side waits for the next message of the other.
+/// How long either side waits for the other's next message.
 const STEP: Duration = Duration::from_secs(30);

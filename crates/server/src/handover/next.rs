@@ -1,5 +1,5 @@
-//! The memory of the process that takes a server over. The server stores it, as that one is not known to the
-//! service manager yet:
+//! The memory of the process that takes a server over. The server stores it, because the service
+//! manager does not know the new process yet:
 //!
 //! ```text
 //! new process                             server                           store
@@ -9,8 +9,8 @@
 //!                         ←               GO
 //! ```
 //!
-//! At each moment, at least one of the files is free, and complete. If both are, no client has been served
-//! since the two had the same content.
+//! At each moment, at least one of the files is complete and marked as free. If both are, no client
+//! has been served since their contents were equal.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -28,10 +28,11 @@ use crate::{
     server::Giving,
 };
 
-/// How long the server waits for the memory before clients pause. A program of an earlier version sends none.
+/// How long the server waits for the memory before the pause. Earlier versions of the program send
+/// none.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a store must have room for: the files of both.
+/// The room that the store must have: for the files of both.
 const ROOM: usize = 2;
 
 /// See the module documentation. When this is dropped, the store forgets the memory, unless the new process
@@ -49,7 +50,7 @@ impl Next {
         Self { store, name: pool_file::name(process), file: None }
     }
 
-    /// Returns whether the server stores the memory, if it is sent.
+    /// Returns whether the server stores the memory that it receives.
     pub(super) fn is_stored(&self) -> bool {
         self.store.is_some()
     }
@@ -63,38 +64,38 @@ impl Next {
         self.take(message)
     }
 
-    /// Stores the memory that a message has, if it has some. Fails with the reason.
+    /// Stores the memory that a message contains, if any. Fails with the reason.
     pub(super) fn take(&mut self, message: Message) -> Result<(), String> {
         let store = match (message.kind, &self.store) {
             (Kind::Memory, Some(store)) => Arc::clone(store),
             (Kind::Failed, _) => return Err(String::from_utf8_lossy(&message.bytes).into_owned()),
             _ => return Err("the other process has sent an unknown message".to_owned()),
         };
-        // It may have begun again.
+        // The other process may have begun again.
         self.forget();
         let Some(file) = message.descriptors.into_iter().next() else { return Ok(()) };
         if store.room() < ROOM {
             return Err(format!("the service manager stores fewer than {ROOM} descriptors (FileDescriptorStoreMax=)"));
         }
-        // Only its owner can do that.
+        // Only the owner of a file can mark it.
         mark_taken(&file).map_err(|error| format!("the memory of the other process cannot be marked: {error}"))?;
         let kept = store.keep(&self.name, file.as_fd()).and_then(|()| store.settle());
         self.file = Some(file);
         kept.map_err(|error| format!("the service manager does not keep the memory of the other process: {error}"))
     }
 
-    /// Lets a process continue with the memory, which is complete.
+    /// Marks the memory as free: it is complete.
     pub(super) fn free(&self) -> Result<(), String> {
         let marked = self.file.as_ref().map_or(Ok(()), mark_free);
         marked.map_err(|error| format!("the memory of the other process cannot be marked: {error}"))
     }
 
-    /// The new process serves.
+    /// Records that the new process serves.
     pub(super) fn serves(&mut self) {
         self.file = None;
     }
 
-    /// Lets no process continue with the memory.
+    /// Marks the memory as taken, and removes it from the store.
     pub(super) fn forget(&mut self) {
         if let (Some(file), Some(store)) = (self.file.take(), &self.store) {
             let _ = mark_taken(file);

@@ -21,14 +21,14 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// What the start may take beyond that, for one attempt.
+/// The additional time that one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(60);
 
-/// Tries to open what bases are read from until it [ends](Self::end).
+/// Retries to open the storage of bases until it [ends](Self::end).
 pub(super) struct Patient(Arc<AtomicBool>);
 
 impl Patient {
-    /// Begins. `store` learns that the start takes longer.
+    /// Begins. Notifies `store` that the start takes longer.
     pub(super) fn begin(open: &mut Arc<Open>, store: &Arc<dyn DescriptorStore>, observer: &Observer) -> Self {
         let begun = Arc::new(AtomicBool::new(true));
         let (once, waits) = (Arc::clone(open), Arc::clone(&begun));

@@ -6,13 +6,13 @@ use pagefold_serve::Passed;
 
 use crate::{Config, Server, TakeOverError, memory_file::memory_file};
 
-/// The end of its name in the store, after the process.
+/// The end of its name in the store, which begins with the process.
 pub(super) const POOL: &str = "pool";
 
 /// Its name among those that are handed over.
 pub(super) const MEMORY: &str = "memory";
 
-/// Makes the file of a pool, if that is asked for.
+/// Creates the file of a pool, if the options ask for one.
 pub(super) fn new_file(config: &Config) -> Result<Option<File>, TakeOverError> {
     config.keep_memory.then(|| memory_file("pagefold-pool")).transpose().map_err(TakeOverError::Broken)
 }

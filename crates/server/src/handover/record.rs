@@ -19,7 +19,7 @@ pub(crate) struct Ahead {
     pub(crate) pool: PoolState,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) tls: bool,
-    /// Whether the server stores the memory of the new process, which sends it then.
+    /// Whether the server stores the memory of the new process, which must then send it.
     #[serde(default)]
     pub(crate) stores: bool,
     /// The bases when the record is made; the new process opens them before the pause.
@@ -62,7 +62,7 @@ pub(crate) struct Record {
     pub(crate) files: Vec<String>,
     #[serde(default)]
     pub(crate) texts: Vec<(String, String)>,
-    /// Ways to the disks besides NBD.
+    /// Ways to the disks other than NBD.
     #[serde(default)]
     pub(crate) transports: Vec<TransportState>,
 }

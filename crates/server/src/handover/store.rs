@@ -15,9 +15,9 @@
 //! ```
 //!
 //! The names of files there say which process has stored them ([`Passed::parts_of`]). If something
-//! fails, the server marks the state as taken before its clients continue, and a text there says
-//! why. So a process never continues with a state that is older than the answers that clients got,
-//! and begins with empty disks only if nothing is stored.
+//! fails, the server marks the state as taken before its clients continue, and stores a text that
+//! says why. So a process never continues with a state that is older than the answers that clients
+//! got, and begins with empty disks only if nothing is stored.
 
 use std::{
     collections::BTreeSet,
@@ -52,7 +52,8 @@ const CLIENTS: Duration = Duration::from_secs(80);
 /// The first bytes of a state.
 const MAGIC: [u8; 8] = *b"PFparked";
 
-/// The ends, after the process, of the names of a state and of a text that says why there is none.
+/// The ends of the names of a state, and of a text that says why there is none; the process comes
+/// before them.
 const STATE: &str = "state";
 const LOST: &str = "lost";
 
@@ -71,8 +72,8 @@ const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
 /// Interval between two checks whether another process is still taking the server over.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Begins to end the server and to leave its disks and clients in the store. If that fails later, the server
-/// ends without them. Returns whether it has begun.
+/// Begins to leave the server's disks and clients in the store, and to end it. If this fails later,
+/// the server ends without leaving them. Returns whether it has begun.
 pub(crate) fn leave(server: &Server, why: &str) -> bool {
     let Some(listened) = server.0.listened.get() else { return false };
     let Giving { store, leaving, .. } = &listened.giving;
@@ -81,7 +82,7 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
         return false;
     }
     if let Err(begun) = leaving.set(Instant::now()).map_err(|_| leaving.get()) {
-        // Another signal ends it.
+        // Another signal ends the server.
         return begun.is_some_and(|begun| begun.elapsed() < SAME_SIGNAL);
     }
     server.0.observer.info(&format!("{why}, leaving disks and clients to the next process"));
@@ -115,7 +116,7 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
 #[derive(Clone)]
 struct Lost {
     store: Arc<dyn DescriptorStore>,
-    /// Whether the store has the memory of the pool already, so that nothing is lost.
+    /// Whether the store already has the pool's memory, so that a kill loses nothing.
     is_kept: bool,
 }
 
@@ -130,13 +131,13 @@ impl Lost {
         }
     }
 
-    /// Keeps no text: nothing is lost.
+    /// Stores no text, because nothing can be lost.
     fn forget(&self) {
         let _ = self.store.remove(&name(&LOST));
     }
 }
 
-/// Returns the name of what this process stores.
+/// Returns the name under which this process stores something.
 fn name(what: &dyn std::fmt::Display) -> String {
     Passed::name_of(std::process::id(), &what.to_string())
 }
@@ -146,7 +147,8 @@ fn longest(server: &Server) -> Duration {
     COMMANDS + CLIENTS + longest_pause(server)
 }
 
-/// Leaves everything in the store, and ends the server. Returns why not: it then has to end without.
+/// Leaves everything in the store, and ends the server. Fails with the reason; the server must then
+/// end without leaving anything.
 fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String> {
     let (store, start) = (&*lost.store, Instant::now());
     let most = longest(server);
@@ -187,7 +189,7 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
     });
     if let Err(why) = kept {
         if let Some(file) = pool_file::file(server) {
-            // Until it is stored, the state is all that there is.
+            // Until it is stored, the state is the only copy.
             let _ = store.keep(&name(&pool_file::POOL), file.as_fd()).and_then(|()| store.settle());
         }
         // From here on, clients may get other answers.
@@ -214,8 +216,8 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
     Ok(())
 }
 
-/// Returns what to leave in a store of at most `most` files, without what the service manager
-/// passes again. Also returns how many clients are left out.
+/// Returns the files to leave in a store of at most `most`, without those that the service manager
+/// passes again, and the number of clients left out.
 fn what_stays(listened: &Listened, handed: &Handed<Shared>, most: usize) -> Result<(Handed<Shared>, usize), String> {
     let Giving { control, belongings, .. } = &listened.giving;
     let listeners = handed.listeners.iter().filter(|(state, _)| !state.is_passed());
@@ -276,12 +278,12 @@ pub(super) fn remove_all(store: &Arc<dyn DescriptorStore>, names: BTreeSet<Strin
             }
         }
     };
-    // If no thread can be started they stay there, but the state is marked.
+    // If no thread can be started, they stay there, but the state is marked.
     let _ = thread::Builder::new().name("store".to_owned()).spawn(again);
 }
 
-/// Removes these names until the store fails to receive one. Returns that one and the following
-/// ones.
+/// Removes these names. If the store does not receive one, stops and returns that name and the
+/// following ones.
 fn not_removed(store: &dyn DescriptorStore, names: BTreeSet<String>) -> BTreeSet<String> {
     names.into_iter().skip_while(|name| store.remove(name).is_ok()).collect()
 }
@@ -349,7 +351,7 @@ impl State {
         Ok((Self(file), record))
     }
 
-    /// Returns what reads the pool.
+    /// Returns the reader of the pool.
     pub(super) fn pool(&self) -> impl Read + '_ {
         io::BufReader::with_capacity(BUFFER_BYTES, &self.0)
     }
@@ -382,9 +384,9 @@ impl Write for Unless<'_> {
 /// What a server has left in a store.
 pub(super) struct Left {
     pub(super) disks: LeftDisks,
-    /// By their numbers.
+    /// By number.
     pub(super) files: Vec<(usize, OwnedFd)>,
-    /// All files with disks of previous servers, to be marked.
+    /// All files with disks of earlier servers, which are to be marked as taken.
     pub(super) memory: Vec<OwnedFd>,
 }
 
@@ -397,11 +399,11 @@ pub(super) enum LeftDisks {
 }
 
 impl Left {
-    /// Finds, among the stored files, what the last server has left, or what it had when it was
-    /// killed.
+    /// Finds, among the stored files, what the last server left, or its memory if it was killed.
     ///
     /// # Errors
-    /// It says why it has left nothing, the state is missing or damaged, or there are several.
+    /// The server has left nothing, and says why; or its state is missing or damaged; or there are
+    /// several.
     pub(super) fn find(stored: Vec<(String, OwnedFd)>) -> Result<Self, TakeOverError> {
         let (mut states, mut pools, mut files, mut memory) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut lost, mut was_any) = (None, false);
@@ -432,7 +434,8 @@ impl Left {
             let files = files.map(|(_, number, file)| (number, file)).collect();
             return Ok(Self { disks: LeftDisks::State(state), files, memory });
         }
-        // If there are several, a process has not gone on with one of them yet, so both have the same.
+        // If there are two, the server was killed during a take-over, so both have the same
+        // content.
         if let Some((name, file)) = pools.pop() {
             let killed = Killed::open(&file).map_err(|error| match error {
                 TakeOverError::Invalid(what) => TakeOverError::Invalid(format!("{name}: {what}")),

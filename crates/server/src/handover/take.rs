@@ -53,7 +53,7 @@ const KILLED: &str = "the server was killed before it gave its disks away; the n
 /// Interval between two checks whether this process gives up.
 const TICK: Duration = Duration::from_millis(50);
 
-/// State received from the other process, kept until that has ended.
+/// State received from the other process, kept until that process has ended.
 pub(crate) struct Incoming {
     origin: Origin,
     sockets: Handed<OwnedFd>,
@@ -71,14 +71,14 @@ enum Origin {
         /// Readable when the process is gone.
         process: OwnedFd,
         pid: u32,
-        /// Its memory, if that outlives it.
+        /// The process's memory, if that outlives it.
         memory: Option<OwnedFd>,
     },
     Store {
         store: Arc<dyn DescriptorStore>,
-        /// The state with which no other process may continue.
+        /// The files that are to be marked as taken.
         memory: Vec<OwnedFd>,
-        /// Of all that is stored.
+        /// The names of everything that is stored.
         names: BTreeSet<String>,
     },
 }
@@ -181,7 +181,7 @@ fn stored_bytes(file: &OwnedFd) -> u64 {
     fstat(file).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512)
 }
 
-/// The received messages.
+/// What the received messages contain.
 struct Parts {
     server: Server,
     sockets: Handed<OwnedFd>,
@@ -206,12 +206,12 @@ struct Sender {
     /// Readable when it is gone.
     process: OwnedFd,
     pid: Pid,
-    /// When the record came.
+    /// When the record arrived.
     at: Instant,
 }
 
 impl Arrived {
-    /// Takes a message with a part of them.
+    /// Takes a message that contains a part of the record or descriptors.
     fn add(&mut self, message: Message, config: &Config) -> Result<(), TakeOverError> {
         match (message.kind, &self.record) {
             (Kind::Record, None) => {
@@ -245,7 +245,7 @@ impl Arrived {
 /// Checks that this program can continue with a record.
 fn check(record: &Record, config: &Config) -> Result<(), TakeOverError> {
     check_version(record.version, record.tls, config)?;
-    // The descriptors of its clients belong to this process now.
+    // The descriptors of clients belong to this process now.
     let allow = config.when_connections.as_ref();
     let connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
     if let Some(warning) = allow.and_then(|allow| allow(connections.max(record.clients.len()))) {
@@ -257,7 +257,7 @@ fn check(record: &Record, config: &Config) -> Result<(), TakeOverError> {
 /// Returns the number of descriptors of each kind, in their order.
 fn counts(record: &Record) -> [usize; 6] {
     let Record { listeners, clients, newcomers, control, files, transports, .. } = record;
-    // A sum that cannot be is that of a record that cannot be completed.
+    // If the sum overflows, the record cannot be completed.
     let of_transports = transports.iter().fold(0, |sum: usize, state| sum.saturating_add(state.descriptors));
     let control = usize::from(control.is_some());
     [listeners.len(), clients.len(), newcomers.len(), control, files.len(), of_transports]
@@ -391,7 +391,7 @@ impl Incoming {
         self.start
     }
 
-    /// Returns when its record came.
+    /// Returns when its record arrived.
     pub(crate) fn began(&self) -> Instant {
         self.began
     }
@@ -401,14 +401,14 @@ impl Incoming {
         self.start_time
     }
 
-    /// Announces that this process can serve, and returns when it may: the other one never serves
-    /// again. Fails if `gives_up` returns a reason first. `keeps`: the memory of this process outlives
-    /// it.
+    /// Announces that this process can serve, and returns when it may, because the other never
+    /// serves again. Fails if `gives_up` returns a reason first. `keeps` says whether the memory of
+    /// this process outlives it.
     pub(crate) fn confirm(self, keeps: bool, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
         self.confirm_within(STEP, keeps, gives_up)
     }
 
-    /// As `confirm`, but the answer may take `time`.
+    /// Like `confirm`, but the answer may take `time`.
     fn confirm_within(
         self,
         time: Duration,
@@ -422,7 +422,7 @@ impl Incoming {
             Origin::Process { channel, process, memory, .. } => (channel, process, memory),
             Origin::Store { store, memory, names } => {
                 memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
-                // No process continues with a state that is marked, even if it is still there.
+                // No process continues with a marked state, even if it is still in the store.
                 remove_all(&store, names);
                 return Ok(());
             }
@@ -436,7 +436,7 @@ impl Incoming {
         {
             why = gives_up();
         }
-        // Whatever has been sent can still be received, and nothing can be sent any more.
+        // What has been sent can still be received, and nothing more can be sent.
         channel.shut_down();
         match channel.receive() {
             Ok(message) if message.kind == Kind::Go => Ok(()),
@@ -446,7 +446,8 @@ impl Incoming {
             // The other process has not sent GO and can no longer send it. Unless it is gone, it
             // continues to serve.
             Err(_) if wait_for(&[process.as_fd()], END) => match memory {
-                // The manager does not know yet that this process is the service's, and has the memory of both.
+                // The manager has the memory of both, and does not know yet that this process
+                // belongs to the service.
                 Some(_) if keeps => Err(TakeOverError::Cannot(KILLED.to_owned())),
                 memory => memory.map_or(Ok(()), mark_taken).map_err(TakeOverError::Broken),
             },
@@ -489,7 +490,8 @@ fn read_pool(
 ) -> Result<Option<Content>, TakeOverError> {
     let memory = pool_file::new_file(config)?;
     if ahead.stores {
-        // The other process stores it, and marks it as free when this one is ready.
+        // The other process stores this one's memory, and marks it as free when this process is
+        // ready.
         memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
         let files: Vec<_> = memory.iter().map(File::as_fd).collect();
         channel.send_with(Kind::Memory, &[], &files).map_err(TakeOverError::Broken)?;
@@ -710,7 +712,7 @@ mod tests {
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
         assert!(other.send(Kind::Go, &[]).is_err());
 
-        // It ends. If a service manager has the memory of both, it starts another process.
+        // The process ends. If a service manager has the memory of both, it starts another process.
         for (is_kept, keeps) in [(false, false), (false, true), (true, false), (true, true)] {
             let mut other_process = Command::new("sleep").arg("600").spawn().expect("a process");
             let (mut asks, other) = incoming(&other_process);

@@ -137,8 +137,8 @@ impl Entry {
         self.object().map_or(0, |(_, len_bytes)| len_bytes)
     }
 
-    /// Returns what the entry counts against its disk's limit: the length of its object, shared or
-    /// not.
+    /// Returns the bytes that the entry counts against its disk's limit: the length of its object,
+    /// shared or not.
     pub(crate) fn counted_bytes(self) -> usize {
         match self {
             Self::Shared { len_bytes, .. } => len_bytes,
@@ -191,7 +191,7 @@ impl Fill {
         Some(Self((zero << FORM_SHIFT) | (word & below) | ((word >> 8) & !below)))
     }
 
-    /// Returns it if its form is valid; bits from elsewhere may have an invalid one.
+    /// Returns these bits if their form is valid; untrusted bits may have an invalid one.
     pub(crate) fn checked(self) -> Option<Self> {
         (self.0 >> FORM_SHIFT <= HALVES).then_some(self)
     }

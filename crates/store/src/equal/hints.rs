@@ -1,4 +1,4 @@
-//! Hints where an equal page may be: the hash of a page, and the entry that had it.
+//! Hints to equal pages: the hash of a page, and the entry that had it.
 //!
 //! ```text
 //! bucket 0: 8 hints │ bucket 1: 8 hints │ …   hint: 33 bits of hash, 1, entry number (30 bits)
@@ -71,7 +71,7 @@ pub(crate) struct Equals {
     displaced: AtomicU32,
     changing: Mutex<()>,
     seeds: Seeds,
-    /// Made of the second seed.
+    /// Derived from the second seed.
     shared_seed: SharedSeed,
 }
 
@@ -103,7 +103,7 @@ impl Equals {
         Sum(hasher.finish() & !(NUMBER_MASK | USED) | USED)
     }
 
-    /// Returns what the hashes depend on.
+    /// Returns the seeds of the hashes.
     pub(crate) fn seeds(&self) -> Seeds {
         self.seeds
     }

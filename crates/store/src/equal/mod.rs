@@ -1,4 +1,4 @@
-//! Equal pages: hints where one may be, and the objects that slots share.
+//! Equal pages: hints to them, and the objects that slots share.
 
 mod common;
 mod hints;

@@ -143,7 +143,7 @@ impl<'a> BlockReader<'a> {
     }
 }
 
-/// Bytes from which fields are read.
+/// Bytes of which the fields are read one after another.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(&'a [u8]);
 

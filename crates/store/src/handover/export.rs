@@ -111,9 +111,9 @@ struct Found {
     written: u64,
 }
 
-/// What a stream has so far.
+/// The state of a stream that is being written.
 pub(super) struct Known {
-    /// The check of its bytes, if it has begun.
+    /// The check of the bytes so far, if the stream has begun.
     check: Option<u32>,
     layers: HashMap<u32, u32>,
     leaf_numbers: Numbers,
@@ -177,7 +177,7 @@ impl<'a> Export<'a> {
         Ok(export)
     }
 
-    /// Fails if what was just loaded may come from freed parts.
+    /// Fails if the values that were just loaded may come from freed parts.
     fn check_shadows(&self) -> Result<(), ExportError> {
         match self.stream {
             Some(stream) if !self.core.shadows.are_there(stream) => Err(ExportError::Ended),
@@ -185,7 +185,7 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes what is below these places and is not in the stream.
+    /// Writes the parts below these places that the stream does not have yet.
     pub(super) fn parts(&mut self, roots: Vec<(u64, u32)>) -> Result<(), ExportError> {
         for (name, level) in roots {
             if names_part(name) {
@@ -258,7 +258,7 @@ impl<'a> Export<'a> {
         record.extend(seeds.iter().flat_map(|seed| seed.to_le_bytes()));
         let untrained = || core.streams.codec().tables().map(|tables| (0, tables)).into_iter().collect();
         for (number, tables) in core.training.as_ref().map_or_else(untrained, Training::numbered) {
-            // Each in a block of its own.
+            // Each disk is in a separate block.
             self.writer.end_block()?;
             let record = self.writer.record(TABLES)?;
             record.push(number);

@@ -12,7 +12,7 @@
 //!
 //! A new pool numbers its leaves and nodes in the order in which they are taken, so the numbers in
 //! the stream are those in the pool. The time that the end takes depends on the parts after the
-//! last round and on the number of disks, apart from a look at each part's uses.
+//! last round and on the number of disks, apart from a check of each part's uses.
 //!
 //! What trees rely on, besides valid references:
 //!
@@ -53,7 +53,7 @@ use crate::{
 /// The maximum number of leaves: an entry has 24 bits for a leaf's number.
 const LEAVES_MAX: u32 = 1 << 24;
 
-/// What the header and the tables say.
+/// The contents of the header and the tables.
 struct Head {
     history: History,
     max_bytes: u64,
@@ -70,7 +70,7 @@ struct Layer {
     is_held: bool,
     /// Whether it is the one that a disk writes to.
     is_top: bool,
-    /// Whether it has a part of a round.
+    /// Whether a part of a round belongs to it.
     is_old: bool,
 }
 
@@ -119,7 +119,7 @@ impl Pool {
         import(config, input, &mut |_| Ok(()))
     }
 
-    /// As [`import`](Self::import), but calls `made` with the pool before any of its content is
+    /// Like [`import`](Self::import), but calls `made` with the pool before any of its content is
     /// read. If `made` fails, so does the import.
     ///
     /// # Errors
@@ -213,7 +213,7 @@ fn read_header(reader: &mut BlockReader<'_>) -> Result<Head, ImportError> {
     let (gain_permille, age_s, stride) = (fields.u64()?, fields.u64()?, fields.u32()?);
     let len = usize::from(fields.u16()?);
     let codec_name = str::from_utf8(fields.bytes(len)?).or(invalid("the codec's name is not text"))?.to_owned();
-    // A stream without hints may end before.
+    // A stream without hints may end before the seeds.
     let seeds = Seeds([fields.u64().unwrap_or(0), fields.u64().unwrap_or(0)]);
     let history = History { trainings, useless, gain_permille, age_s, stride };
     Ok(Head { history, max_bytes, codec_name, seeds, tables: Vec::new() })
@@ -251,7 +251,7 @@ impl Head {
         }
         let pool = Pool::new(config)?;
         let core = pool.core();
-        // Without a compression stream, nothing could be read from a full pool.
+        // A full pool could not be read without a compression stream, so one is created first.
         core.streams.take(0, &core.budget)?;
         match &core.training {
             Some(training) => training.restore(&self.tables[..], &self.history, &core.budget)?,
@@ -359,7 +359,7 @@ impl<'a> Import<'a> {
         Ok(entry != Entry::Empty)
     }
 
-    /// Reads an entry, and stores its object.
+    /// Reads an entry from the stream, and stores its object.
     fn entry(&mut self, tag: u8, fields: &mut Fields<'_>, leaf: Owner) -> Result<Entry, ImportError> {
         let leaf_number = |number: u32| match number {
             ..LEAVES_MAX => Ok(number),
@@ -387,7 +387,7 @@ impl<'a> Import<'a> {
                 let len_bytes = usize::from(fields.u16()?) + 1;
                 let (leaf, index) = (leaf_number(fields.u32()?)?, usize::from(fields.u8()?));
                 if len_bytes > PAGE_SIZE || index >= LEAF_SLOTS {
-                    return invalid("a shared object that cannot exist");
+                    return invalid("an impossible shared object");
                 }
                 Entry::Shared { number: PartStorage::entry_number(leaf, index), len_bytes }
             }
@@ -521,10 +521,10 @@ impl<'a> Import<'a> {
     fn check_round(&self, fields: &mut Fields<'_>, others: &[usize]) -> Result<(), ImportError> {
         for count in [self.leaves.len(), self.nodes.len()].iter().chain(others) {
             if fields.u32()? as usize != *count {
-                return invalid("parts of it are missing");
+                return invalid("some of its parts are missing");
             }
         }
-        if fields.u64()? != self.objects { invalid("objects of it are missing") } else { Ok(()) }
+        if fields.u64()? != self.objects { invalid("some of its objects are missing") } else { Ok(()) }
     }
 
     /// Ends a round.
@@ -620,7 +620,8 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Frees what belongs to no disk: parts of rounds, and the pool's own leaves without objects.
+    /// Frees parts that belong to no disk: parts of rounds, and the pool's own leaves without
+    /// objects.
     fn drop_unused(&self) {
         let Core { storage, common, .. } = &**self.core;
         let mut unused = Unused::default();
@@ -648,7 +649,7 @@ impl<'a> Import<'a> {
         let is_top = |layer: u32| self.layers[layer as usize].is_top;
         let is_others = |layer: u32, own: u32| layer != own && is_top(layer);
         if self.layers.iter().any(|layer| layer.is_top && layer.is_old) {
-            return invalid("a layer of a disk's own in a round");
+            return invalid("a round has parts of a disk's topmost layer");
         }
         for (leaf, _) in self.leaves[self.old_leaves..].iter().filter(|&&(_, layer)| is_top(layer)) {
             let counts = [storage.uses(leaf.number()), storage.lives(leaf.number())];
@@ -663,7 +664,7 @@ impl<'a> Import<'a> {
             for place in storage.node(node.number()) {
                 let name = place.load(Relaxed);
                 if names_part(name) && is_others(self.layer_of(name, level - 1), layer) {
-                    return invalid("a part of a disk's own below one that is not");
+                    return invalid("a part of a disk's topmost layer below one of another layer");
                 }
             }
         }

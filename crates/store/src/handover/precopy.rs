@@ -11,10 +11,10 @@
 //! layer that it got with that shadow. `finish` visits nothing else, so its time depends on these
 //! parts and on the number of disks, not on the stored amount.
 //!
-//! What rounds have written may change in two ways, which both keep its pages. An object may be
-//! compressed with other tables; until the end, tables are neither added nor freed (`training.rs`).
-//! Or a disk's object becomes one of the pool's own (`common.rs`), because another disk has written
-//! an equal page; then the stream has that object twice.
+//! Entries that rounds have written may change in two ways, which both keep their pages. An object
+//! may be compressed with other tables; until the end, tables are neither added nor freed
+//! (`training.rs`). Or a disk's object becomes one of the pool's own (`common.rs`), because another
+//! disk has written an equal page; then the stream has that object twice.
 
 use std::{fmt, io::Write, sync::Arc};
 
@@ -68,7 +68,7 @@ impl Precopy {
     /// Begins a stream. A pool has at most one stream in rounds.
     ///
     /// # Errors
-    /// [`ExportError::Ended`]: there is one.
+    /// [`ExportError::Ended`]: there is one already.
     pub fn begin(pool: &Pool) -> Result<Self, ExportError> {
         let core = Arc::clone(pool.core());
         let stream = core.begin_shadows().ok_or(ExportError::Ended)?;

@@ -1,5 +1,5 @@
-//! A pool whose process was killed, from the file in memory that it was kept in (`tree/kept.rs`), as a
-//! stream.
+//! Writes a pool whose process was killed as a stream, from the file in memory that contains it
+//! (`tree/kept.rs`).
 //!
 //! ```text
 //! from each disk's row: number nodes after what is below them, and leaves as they are found
@@ -11,8 +11,8 @@
 //! page as it was before or after a write, never in between. Only what the disks' rows lead to is
 //! read, so room that was taken but not used is lost with the file.
 //!
-//! The file is untrusted: numbers are checked before they are used, and what is written is checked again by
-//! its reader (`import.rs`). Objects are checked when they are decoded, as always.
+//! The file is untrusted: numbers are checked before they are used, and the reader of the stream
+//! checks it again (`import.rs`). Objects are checked when they are decoded, as always.
 
 use std::{
     collections::HashMap,
@@ -69,7 +69,7 @@ pub struct KeptDisk {
 }
 
 impl KeptDisk {
-    /// Describes a disk again.
+    /// Describes a disk, from the fields of an earlier description.
     pub fn new(key: u64, slots: u64, limit_bytes: u64, is_over: bool, note: Vec<u8>) -> Self {
         Self { key, slots, limit_bytes, is_over, note }
     }
@@ -81,7 +81,7 @@ impl KeptDisk {
     }
 }
 
-/// Why nothing can be made of a file.
+/// Why a file cannot be read or written as a stream.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SalvageError {
@@ -129,7 +129,7 @@ struct FoundNode {
     places: [u64; LEAF_SLOTS],
 }
 
-/// What the rows lead to.
+/// The parts to which the rows lead.
 struct Walk<'a> {
     salvage: &'a Salvage,
     /// Numbers in the stream by those in the file.
@@ -184,7 +184,7 @@ impl Salvage {
         let (mut at, end, mut found) = (start, start + len_bytes, 0);
         while at < end {
             let data = match seek(&self.file, SeekFrom::Data(at)) {
-                // There is none up to the end of the file.
+                // No data follow up to the end of the file.
                 Err(Errno::NXIO) => break,
                 result => result?.min(end),
             };
@@ -215,7 +215,7 @@ impl Salvage {
         let mut roots = Vec::with_capacity(disks.len());
         for disk in disks {
             if disk.note.len() > NOTE_MAX || disk.slots > SLOTS_MAX {
-                return invalid("a disk that cannot be");
+                return invalid("a disk is too large, or its note is too long");
             }
             let (name, level) = split(self.root(disk.key)?.unwrap_or(NOTHING));
             if names_part(name) {
@@ -270,7 +270,7 @@ impl Salvage {
         let start = self.head.heap_at + shard * span;
         let read = |at: u32, bytes: &mut [u8]| self.file.read_exact_at(bytes, start + u64::from(at));
         if shard >= self.head.shards || !read_object(&read, span, body as u32, len_bytes, out)? {
-            return invalid("an entry names an object that is not there");
+            return invalid("an entry names an object that does not exist");
         }
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Walk<'_> {
     fn part(&self, name: u64) -> Result<u32, SalvageError> {
         match (name as u32).checked_sub(1) {
             Some(number) if u64::from(number) < self.salvage.head.parts => Ok(number),
-            _ => invalid("a place names a part that cannot be"),
+            _ => invalid("a place names a part that does not exist"),
         }
     }
 
@@ -322,7 +322,7 @@ impl Walk<'_> {
                 self.leaves.push(FoundLeaf { part, layer, wanted: 0, in_tree: false });
                 number
             }
-            None => return invalid("an entry leads to a leaf that cannot be"),
+            None => return invalid("an entry leads to a leaf that does not exist"),
         };
         Ok(&mut self.leaves[number as usize])
     }
@@ -375,7 +375,7 @@ impl Walk<'_> {
         let Salvage { head, .. } = self.salvage;
         let mut writer = BlockWriter::begin(out, None)?;
         self.write_head(&mut writer)?;
-        // Layers are numbered in the order in which they first occur.
+        // In the stream, layers are numbered in the order in which they first occur.
         let mut layers = HashMap::from([(head.common_layer as u32, 0)]);
         let mut layer_number = |layer: u32| {
             let next = layers.len() as u32;
@@ -417,7 +417,7 @@ impl Walk<'_> {
         let mut next = layers.len() as u32;
         for (&layer, &number) in layers.iter().filter(|&(_, &number)| number != 0) {
             if u64::from(layer) >= head.rows {
-                return invalid("a part has a layer that cannot be");
+                return invalid("a part has an impossible layer");
             }
             let row = self.salvage.word32(head.owners_at + u64::from(layer) * 4)?;
             owned.entry(row).or_default().push(number);

@@ -1,4 +1,4 @@
-//! Beginning and ending a pool's [`Shadows`](crate::tree::Shadows).
+//! Begins and ends a pool's [`Shadows`](crate::tree::Shadows).
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl Core {
         Some(self.shadows.stream())
     }
 
-    /// Keeps a shadow for the stream of this number. Returns false if that has ended.
+    /// Stores a shadow for the stream of this number. Returns false if the stream has ended.
     pub(crate) fn add_shadow(self: &Arc<Self>, stream: u64, tree: Tree) -> bool {
         let mut trees = self.shadows.trees();
         match &mut *trees {
@@ -61,7 +61,7 @@ impl Core {
             return false;
         }
         let Some(taken) = trees.take() else { return false };
-        // Before anything is freed: see `are_there`.
+        // Set before anything is freed: see `are_there`.
         self.shadows.end();
         self.training.iter().for_each(|training: &Training| training.keep(false));
         taken.into_iter().for_each(|tree| self.leave_later(tree.end(self.parts())));

@@ -37,7 +37,7 @@ pub(super) const BLOCK_MIN: u32 = 17;
 pub(super) const HEADER_BYTES: u32 = 2 + OWNER_BYTES;
 const OWNER_BYTES: u32 = 3;
 const LINK_BYTES: u32 = 4;
-// A header, a link, and the previous queued object.
+// Bytes of a header, a link, and the offset of the previous queued object.
 const _: () = assert!(BLOCK_MIN >= HEADER_BYTES + LINK_BYTES + 4);
 const KIND_SHIFT: u32 = 6;
 const PREV_FREE: u8 = 1 << 5;
@@ -176,7 +176,7 @@ impl Blocks {
         self.store(at + HEADER_BYTES, other);
     }
 
-    /// Makes an unlisted free block of `len` bytes, whose length only [`len`](Self::len) reads.
+    /// Makes an unlisted free block of `len` bytes; only [`len`](Self::len) may be called on it.
     pub(super) fn put_dead(&self, at: u32, len: u32) {
         // SAFETY: see above `impl`.
         unsafe { self.region.set_byte(at as usize, 0) };
@@ -227,7 +227,7 @@ impl Blocks {
         self.region.make_present(at as usize, len as usize);
     }
 
-    /// Returns the bytes that are in memory, as the system says.
+    /// Returns the bytes that the system reports to be in memory.
     #[cfg(all(test, not(loom)))]
     pub(super) fn resident_bytes(&self) -> u64 {
         self.region.resident_bytes() as u64

@@ -332,7 +332,7 @@ impl Heap {
                     replaced[moved] = word;
                     moved += 1;
                 }
-                // The new room is freed instead.
+                // The new object is freed instead.
                 None => *at = *new,
             }
         }

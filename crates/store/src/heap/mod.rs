@@ -257,7 +257,7 @@ impl Heap {
         self.with_handed(padded, padded.shard.lock())
     }
 
-    /// Does the same for a thread that moves objects: other threads go first.
+    /// Like `lock`, for a thread that moves objects: other threads take the lock first.
     fn lock_after_others<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
         self.with_handed(padded, padded.shard.lock_after_others())
     }
@@ -477,7 +477,7 @@ impl Heap {
     /// Returns the shard of a location, and the offset of the object's body in it.
     fn find(&self, at: Location) -> (&PaddedShard, u32) {
         let number = (at.get() >> self.span_bits) as usize;
-        let padded = self.shards[number].get().unwrap_or_else(|| unreachable!("locations come from shards that are"));
+        let padded = self.shards[number].get().unwrap_or_else(|| unreachable!("a location is in an existing shard"));
         (padded, (at.get() & ((1 << self.span_bits) - 1)) as u32)
     }
 
@@ -487,8 +487,8 @@ impl Heap {
         self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: false, purpose: Purpose::Store })
     }
 
-    /// Does the same for a caller that is about to write the object: prefetches its lines, and
-    /// frees a delayed object while they arrive.
+    /// Like [`alloc`](Self::alloc), for a caller that is about to write the object: prefetches its
+    /// lines, and frees a delayed object while they arrive.
     pub(crate) fn alloc_to_write(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store })
     }
@@ -555,7 +555,7 @@ impl Heap {
         if at.get() >> self.span_bits != self.home() as u64 {
             let count = padded.handed.push(&padded.blocks, block);
             if count >= HANDED_MOST {
-                // Locking the shard frees them.
+                // Locking the shard frees the queued objects.
                 drop(self.lock_after_others(padded));
             } else if count >= HANDED_MAX
                 && let Some(mut shard) = padded.shard.try_lock()
@@ -580,7 +580,7 @@ impl Heap {
         (size_of_val(&*self.shards) + size_of_val(&*self.homes)) as u64 + self.cpus.bytes()
     }
 
-    /// Returns what the heap's memory is used for.
+    /// Returns the heap's memory by its use.
     pub(crate) fn account(&self) -> Account {
         let mut sum = Account { index_bytes: self.empty_bytes(), ..Account::default() };
         for (_, padded) in self.padded_shards() {

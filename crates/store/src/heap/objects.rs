@@ -1,4 +1,4 @@
-//! The objects of a heap, without a pool.
+//! A heap of objects without a pool.
 #![allow(unsafe_code)] // upholds the heap's contract by ownership
 
 use std::{

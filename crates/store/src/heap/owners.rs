@@ -46,7 +46,7 @@ pub(crate) enum Pressure {
     Hard,
 }
 
-/// The condition on which [`Heap::compact`](super::Heap::compact) stops.
+/// When [`Heap::compact`](super::Heap::compact) stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goal {
     /// The pressure is gone.

@@ -410,7 +410,7 @@ impl Shard {
         self.fresh.take()
     }
 
-    /// Ends the faulting in of memory. If its segment has become empty since, releases it.
+    /// Records that memory was faulted in. Releases its segment if that has become empty since.
     pub(super) fn filled(&mut self, blocks: &Blocks, fresh: Fresh) {
         let number = segment_of(fresh.at);
         let segment = &mut self.segments[number as usize];

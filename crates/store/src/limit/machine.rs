@@ -1,4 +1,4 @@
-//! What the machine and the process may use.
+//! The memory that the machine has and that the process may use.
 
 use rustix::process::{Resource, getrlimit};
 

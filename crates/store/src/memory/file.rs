@@ -1,4 +1,5 @@
-//! A file in memory in which regions lie one after the other, so that their content outlives the process.
+//! A file in memory that contains regions, one after another, so that their content outlives the
+//! process.
 
 use std::{
     fs::File,
@@ -14,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 /// Regions begin at multiples of this: the largest huge page of any Linux's usual page sizes.
 const ALIGN: u64 = 2 << 20;
 
-/// See the module documentation. The file is sparse: what was not used takes no memory.
+/// See the module documentation. The file is sparse: unused parts take no memory.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     file: Arc<File>,
@@ -40,7 +41,7 @@ impl MemoryFile {
     pub(crate) fn reserve(&self, len_bytes: u64) -> io::Result<u64> {
         let start = self.end.load(Relaxed);
         let end = start.checked_add(len_bytes.next_multiple_of(ALIGN)).ok_or(io::ErrorKind::FileTooLarge)?;
-        // The system would end the process.
+        // Otherwise, the system would end the process.
         if getrlimit(Resource::Fsize).current.is_some_and(|most| most < end) {
             return Err(io::ErrorKind::FileTooLarge.into());
         }

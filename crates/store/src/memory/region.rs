@@ -55,7 +55,7 @@ impl Region {
         Self::reserve_charged(len_bytes, machine::is_charged_unused())
     }
 
-    /// Does the same for a part of `file`, or for private memory without one.
+    /// Like `reserve`, for a part of `file` if there is one.
     #[cfg(not(loom))]
     pub(crate) fn reserve_in(file: Option<&MemoryFile>, len_bytes: usize) -> io::Result<Self> {
         match file {
@@ -226,7 +226,7 @@ impl Region {
         }
     }
 
-    /// Returns the bytes that are in memory, as the system says.
+    /// Returns the bytes that the system reports to be in memory.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn resident_bytes(&self) -> usize {
         use std::os::unix::fs::FileExt;
@@ -256,7 +256,7 @@ impl Drop for Region {
 mod tests {
     use super::*;
 
-    /// Returns the bytes of the region that the process may write, as the system lists them.
+    /// Returns the bytes of the region that the system lists as writable.
     fn writable_bytes(region: &Region) -> usize {
         let (start, end) = (region.base.addr(), region.base.addr() + region.len_bytes);
         let maps = std::fs::read_to_string("/proc/self/maps").expect("a list of mappings");
@@ -269,7 +269,7 @@ mod tests {
         maps.lines().filter_map(of_line).sum()
     }
 
-    /// A system that does not overcommit charges what may be written.
+    /// A system that does not overcommit charges for writable memory.
     #[test]
     fn only_what_was_enabled_may_be_written() {
         let region = Region::reserve_charged(1 << 32, true).expect("address space");

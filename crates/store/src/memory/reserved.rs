@@ -42,7 +42,7 @@ mod rows {
             Self::new_in(None, count)
         }
 
-        /// Does the same for elements in a file in memory, if there is one.
+        /// Like `new`, with the elements in a file in memory, if there is one.
         pub(crate) fn new_in(file: Option<&MemoryFile>, count: usize) -> io::Result<Self> {
             let len_bytes = count.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
             Ok(Self { region: Region::reserve_in(file, len_bytes.max(1))?, count, elements: PhantomData })
@@ -85,7 +85,7 @@ mod rows {
     }
 }
 
-/// The same as plain boxes, whose elements loom tracks.
+/// The same interface with plain boxes, whose elements loom tracks.
 #[cfg(loom)]
 mod rows {
     use std::io;

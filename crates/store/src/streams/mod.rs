@@ -293,7 +293,8 @@ impl Streams {
         Taken { desk: self.pins.beside(pin.number()), pin, _return: Return(&self.crowd) }
     }
 
-    /// Creates the working state of the stream that was taken, or takes another stream.
+    /// Creates the working state of the stream that was taken or, without memory, takes another
+    /// stream.
     #[cold]
     fn take_new<'a>(&'a self, taken: Taken<'a>, word: u64, budget: &Budget) -> Result<Taken<'a>, Full> {
         match self.make(budget) {
@@ -392,7 +393,7 @@ impl Streams {
         }
     }
 
-    /// As [`release_all`](Self::release_all), but waits for the streams that are held. The caller
+    /// Like [`release_all`](Self::release_all), but waits for the streams that are held. The caller
     /// holds none.
     #[cold]
     pub(crate) fn release_when_free(&self, mut free: impl FnMut(u64)) {

@@ -90,7 +90,7 @@ pub(crate) struct Trained {
     until_sample: u32,
 }
 
-/// What a training needs from its pool.
+/// The interface of a pool that a training needs.
 pub(crate) trait Trainee: Send + Sync + 'static {
     /// Returns the training, or `None` if the pool's codec has nothing to train.
     fn training(&self) -> Option<&Training>;
@@ -124,9 +124,9 @@ pub(crate) struct Training {
     useless: AtomicU64,
     /// Bytes taken from the budget for tables and training.
     held_bytes: AtomicU64,
-    /// Where the pool's file has them.
+    /// The tables' place in the pool's file.
     kept: OnceLock<Arc<KeptFile>>,
-    /// Grows with each of them in the file. The first are the codec's own.
+    /// Counts the tables stored in the file. The first are the codec's own.
     order: AtomicU64,
 }
 
@@ -157,7 +157,7 @@ struct Sampling {
     busy: bool,
 }
 
-/// The trainer's turn: from a full sample to the end of its work, however that ends.
+/// The time in which a trainer works: from a full sample until it ends, also by a panic.
 struct Turn<'a>(&'a Training);
 
 impl Drop for Turn<'_> {
@@ -230,7 +230,7 @@ impl Training {
         stats.training_bytes = self.held_bytes.load(Relaxed);
     }
 
-    /// Returns what the training has done.
+    /// Returns the results of the training.
     pub(crate) fn history(&self) -> History {
         let trained = lock(&self.sets).trained;
         let (age_s, gain_permille) = trained.map_or((0, 0), |(time, gain)| (time.elapsed().as_secs(), gain));

@@ -1,4 +1,4 @@
-//! Lets each allocation of a scenario fail once: nothing may be lost.
+//! Makes each allocation of a scenario fail once: no page may be lost.
 
 use std::{
     ops::Range,

@@ -14,8 +14,8 @@ fn page_of(seed: u64, len_bytes: usize) -> Page {
     page
 }
 
-/// Objects that a CPU freed for another are free later. A full pool that lacks their bytes frees them
-/// before it refuses a page that is longer than the one it replaces.
+/// Objects of other CPUs are queued and freed later. A full pool frees them before it refuses a
+/// page that is longer than the one it replaces.
 #[test]
 fn a_longer_page_is_not_refused_while_objects_wait_to_be_freed() {
     fake::set_machine(0..16, 16);
@@ -25,7 +25,7 @@ fn a_longer_page_is_not_refused_while_objects_wait_to_be_freed() {
         store.write(slot, &page_of(slot, len_bytes))
     };
     (0..8192).for_each(|slot| write(slot, 2000).expect("no limit"));
-    // Too few for their shard to be locked.
+    // Too few to make the freeing thread lock their shard.
     fake::run_on(0);
     (8001..8192).step_by(16).for_each(|slot| store.write(slot, &page_of(slot, 1900)).expect("no limit"));
     let budget = store.budget();

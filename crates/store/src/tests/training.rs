@@ -16,7 +16,7 @@ use crate::{Error, PoolConfig, entry::Entry, streams::Plan};
 /// Trains as often as possible.
 const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };
 
-/// A codec of each kind of tables.
+/// Codecs, one for each kind of tables.
 const CODECS: [&str; 4] = ["pleat", "fold-dict", "lz4-dict", "zstd-1-dict"];
 
 /// Creates a store of `codec` with `slots` slots that trains by `plan`.

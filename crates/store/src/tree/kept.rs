@@ -1,14 +1,11 @@
-//! What a pool keeps in a file in memory besides its parts and objects, so that another process can
-//! restore its disks if this one is killed (`handover/salvage.rs`).
+//! The data in a pool's file in memory other than its parts and objects. From the file, another
+//! process can restore the disks if this one is killed (`handover/salvage.rs`).
 //!
 //! ```text
-//! head     where everything is; the codec; written last
-//! tables   for each number: order (8), length (8), check (4), the codec's bytes
-//! notes    twice: generation (8), length (8), check (4), what the pool's user wants to find again
-//! rows     for each disk: key, root                                      128 bytes each
-//! owners   for each layer: the row of its disk plus one, or 0
-//! words, leaves, nodes, inner                                            `storage.rs`
-//! heap     the shards                                                    `heap/mod.rs`
+//! head where everything is; the codec; written last tables for each number: order (8), length (8),
+//! check (4), the codec's bytes notes twice: generation (8), length (8), check (4), data of the
+//! pool's user rows for each disk: key, root 128 bytes each owners for each layer: the row of its
+//! disk plus one, or 0 words, leaves, nodes, inner `storage.rs` heap the shards `heap/mod.rs`
 //! ```
 //!
 //! A process can be killed between any two stores, so what rows lead to must be complete at each
@@ -17,7 +14,7 @@
 //! - A row gets a root before the disk does, and its key is cleared before the disk's parts are freed.
 //! - A place names a part, and an entry an object, only after these are complete. Nothing is freed
 //!   while something names it: late accesses of threads rely on that too.
-//! - Lock bits of entries mean nothing once the threads are gone.
+//! - Lock bits of entries are ignored: the threads that held them are gone.
 //! - Counts, free lists and bins are in private memory; the reader counts again.
 
 use std::{
@@ -150,7 +147,7 @@ impl Head {
         let name = usize::try_from(len).ok().and_then(|len| bytes.get(before..before.checked_add(len)?));
         let name = name.and_then(|name| str::from_utf8(name).ok()).ok_or("its codec has no name")?;
         if head.parts > 1 << 24 || head.rows > ROWS_MAX as u64 || head.span_bits > 32 {
-            return Err("its sizes cannot be");
+            return Err("its sizes are impossible");
         }
         if !head.is_within(len_bytes, numbers) || head.common_layer >= head.rows {
             return Err("its parts lie beyond its end");
@@ -158,7 +155,8 @@ impl Head {
         Ok((head, name.to_owned()))
     }
 
-    /// Returns whether everything lies in a file of `len_bytes`, which has tables of `numbers` numbers.
+    /// Returns whether all of it is within a file of `len_bytes`, which has tables of `numbers`
+    /// numbers.
     fn is_within(&self, len_bytes: u64, numbers: usize) -> bool {
         let Self { tables_at, notes_at, rows_at, rows, owners_at, parts, words_at, leaves_at, .. } = *self;
         let Self { nodes_at, inner_at, heap_at, shards, span_bits, .. } = *self;
@@ -213,8 +211,8 @@ impl KeptFile {
         Ok(Self { file, head, rows, slab, owners, births: AtomicU32::new(1), note: Mutex::new(0) })
     }
 
-    /// Writes the head: from now on, another process can read the pool. `parts` and `heap` say what is
-    /// there.
+    /// Writes the head: from now on, another process can read the pool. `parts` and `heap` describe
+    /// the rest of the file.
     pub(crate) fn begin(
         &mut self,
         codec: &str,
@@ -246,7 +244,7 @@ impl KeptFile {
         bytes.len() <= room && self.put(at, order, bytes).is_ok()
     }
 
-    /// Replaces the note. At each moment, the file has one of the two.
+    /// Replaces the note. At each moment, the file has either the old or the new one.
     ///
     /// # Errors
     /// It is too long, or there is no memory.
@@ -255,14 +253,14 @@ impl KeptFile {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let mut generation = self.note.lock().unwrap_or_else(PoisonError::into_inner);
-        // If that fails, the next attempt uses the same place: the other one has the last note.
+        // If this fails, the next attempt uses the same place, because the other has the last note.
         let next = *generation + 1;
         self.put(self.head.notes_at + next % 2 * NOTE_BYTES, next, note)?;
         *generation = next;
         Ok(())
     }
 
-    /// Writes bytes, and then what comes before them.
+    /// Writes bytes, and then their header in front of them.
     fn put(&self, at: u64, order: u64, bytes: &[u8]) -> io::Result<()> {
         let file = self.file.file();
         let mut to = at + BEFORE_BYTES as u64;
@@ -300,11 +298,11 @@ fn before(order: u64, bytes: &[u8]) -> [u8; BEFORE_BYTES] {
     before
 }
 
-/// What was written at an offset.
+/// Tables or a note, as read from the file.
 #[derive(Debug)]
 pub(crate) enum Written {
     Nothing,
-    /// Not all of it is there.
+    /// It is incomplete.
     Part,
     /// The order, and the bytes.
     Whole(u64, Vec<u8>),
@@ -350,7 +348,7 @@ impl Row {
         self.key
     }
 
-    /// Records what the root is about to be.
+    /// Records the root, before the disk gets it.
     pub(super) fn set_root(&self, root: u64) {
         self.word(ROOT).store(root, Release);
     }
@@ -366,7 +364,7 @@ impl Row {
         layers.iter().for_each(|layer| self.kept.owners.all()[layer.number() as usize].store(0, Relaxed));
     }
 
-    /// Gives the row back after the disk's parts.
+    /// Frees the row, after the disk's parts were freed.
     pub(super) fn give(&self, budget: &Budget) {
         let rows = &self.kept.rows;
         self.kept.slab.give(self.number, budget, |first, count| rows.give_back(first, count));

@@ -42,7 +42,7 @@ const SHARED_BYTES: usize = 5;
 /// The number of counters.
 const FIGURES: usize = 6;
 
-/// What the entries of one layer, or of all layers, hold.
+/// The content of the entries of one layer, or of all layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
     pub(crate) pages: u64,

@@ -240,13 +240,13 @@ impl Tree {
         Ok(())
     }
 
-    /// Returns what the pool's file has of the tree.
+    /// Returns the tree's description for the pool's file.
     pub(crate) fn row(&self) -> Option<&Row> {
         self.row.as_ref()
     }
 
     fn store_root(&self, root: u64) {
-        // Before another thread can write below it.
+        // Recorded before another thread can write below it.
         if let Some(row) = &self.row {
             row.set_root(root);
         }
@@ -291,7 +291,7 @@ impl Tree {
         self.version.load(Relaxed) == version
     }
 
-    /// Returns the same for an entry that was loaded since then.
+    /// Like `is`, for an entry that was loaded since then.
     #[inline]
     pub(crate) fn is_current(&self, looked: &Looked<'_>, version: u64) -> bool {
         fence(Acquire);
@@ -689,7 +689,7 @@ impl<'a> Changing<'a> {
             self.parts.layers.give(layer, self.parts.budget);
         }
         let root = other.root.load(Acquire);
-        // In the file, this tree gets the content before the other one loses it.
+        // In the file, this tree gets the content before `other` loses it.
         if let Some(row) = &self.tree.row {
             row.set_root(root);
         }

@@ -204,7 +204,7 @@ impl<'a> Parts<'a> {
         self.drop_life(to);
     }
 
-    /// Removes a life of a leaf, and frees the leaf if it was the last.
+    /// Decrements a leaf's lives, and frees the leaf at zero.
     pub(crate) fn drop_life(&self, number: Owner) {
         if self.storage.lives(number).fetch_sub(1, AcqRel) > 1 {
             return;
@@ -386,7 +386,7 @@ mod tests {
     use super::*;
     use crate::heap::Location;
 
-    /// A counter that looks at the word whose entry is replaced.
+    /// A counter that checks the word whose entry is replaced.
     struct Looks<'a> {
         leaves: &'a PartStorage,
         seen: Cell<Option<Entry>>,

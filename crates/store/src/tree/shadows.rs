@@ -1,4 +1,4 @@
-//! Trees like those of forks, but of no disk: what disks held when a stream's rounds began.
+//! Trees like those of forks, but without disks: the disks' content when a stream's rounds began.
 //!
 //! A shadow costs as much as a fork. Until the stream ends, it keeps the parts and entries that a
 //! round has written from being freed, and their numbers from being reused. If the pool or a disk
@@ -20,7 +20,7 @@ use super::Tree;
 pub(crate) struct Shadows {
     /// `None` if no stream needs any.
     trees: Mutex<Option<Vec<Tree>>>,
-    /// Number of streams whose shadows were dropped.
+    /// The number of ended streams.
     ended: AtomicU64,
 }
 

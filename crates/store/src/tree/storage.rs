@@ -290,7 +290,7 @@ impl PartStorage {
         of.store(layer.number(), Relaxed);
         uses.store(1, Relaxed);
         for word in self.node(number) {
-            // As in a leaf.
+            // For the order of accesses, see `take`.
             word.store(place, Release);
         }
         Ok(self.born(number))
@@ -379,7 +379,7 @@ mod tests {
 
     use super::*;
 
-    /// A sweep over all entries does not allocate again what was given back.
+    /// A sweep over all entries does not allocate released memory again.
     #[test]
     fn a_look_at_unused_entries_takes_no_memory_of_a_file() {
         let file = Arc::new(File::from(memfd_create("words", MemfdFlags::CLOEXEC).expect("a file")));

@@ -1,4 +1,4 @@
-//! `pagefold serve --check-config`: what would be served.
+//! `pagefold serve --check-config`: prints what would be served.
 
 use std::io::Write;
 

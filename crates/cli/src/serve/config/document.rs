@@ -7,7 +7,7 @@ use toml_edit::{Item, Table, Value};
 
 use crate::report::misuse;
 
-/// No configuration is larger; this bounds what a wrong path makes the program read.
+/// Configurations are smaller. This bounds how much is read from a wrong path.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// A parsed file.

@@ -1,5 +1,6 @@
 //! The configuration file of `pagefold serve`. Its options become words of the command line, before
-//! those of the user, so that both mean the same; its tables are what to make at the start.
+//! the user's, so that both have the same meaning. Its tables describe disks, bases and forks to
+//! make at the start.
 
 mod check;
 mod document;
@@ -29,8 +30,8 @@ use crate::report::{complaint, misuse};
 /// Options whose keys a disk on the command line replaces: it is the same disk, or those of `export`.
 const DISK_OPTIONS: [&str; 3] = ["size", "name", "export"];
 
-/// Returns the words of a command line with those of the configuration file that it names, and what
-/// the file has made at the start. Command lines without one are returned as they are.
+/// Returns the words of a command line with those of the configuration file that it names, and the
+/// disks that the file describes. A command line without a file is returned as it is.
 pub(crate) fn expand(words: Vec<OsString>) -> anyhow::Result<(Vec<OsString>, AtStart)> {
     let names_file = |word: &OsString| word == "--config" || word.as_bytes().starts_with(b"--config=");
     let is_serve = words.get(1).is_some_and(|word| word == "serve");
@@ -55,8 +56,8 @@ pub(crate) fn expand(words: Vec<OsString>) -> anyhow::Result<(Vec<OsString>, AtS
     }
 }
 
-/// Returns the words of a file's options, without those that the command line replaces, and what
-/// the file has made at the start.
+/// Returns the words of a file's options, without those that the command line replaces, and the
+/// disks that the file describes.
 fn read(document: &Document, given: &Given<'_>) -> anyhow::Result<(Vec<OsString>, AtStart)> {
     let command = command();
     let mut words = Vec::new();
@@ -77,7 +78,7 @@ fn read(document: &Document, given: &Given<'_>) -> anyhow::Result<(Vec<OsString>
     Ok((words, AtStart(at_start)))
 }
 
-/// What the command line gives.
+/// The options that the command line has.
 struct Given<'a>(&'a ArgMatches);
 
 impl Given<'_> {

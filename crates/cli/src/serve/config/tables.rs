@@ -1,4 +1,4 @@
-//! Disks, bases and forks that a configuration file has made at the start.
+//! Disks, bases and forks that a configuration file describes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,7 +18,7 @@ use crate::{
     size,
 };
 
-/// What a configuration file has made at the start.
+/// The disks, bases and forks of a configuration file.
 #[derive(Default)]
 pub(crate) struct AtStart(pub(super) Tables);
 
@@ -97,7 +97,8 @@ impl Tables {
 }
 
 impl Tables {
-    /// Drops what the command line replaces, and forks of that. `given` are the names that it has instead.
+    /// Drops the disks and bases that the command line replaces, and their forks. `given` are the
+    /// names on the command line.
     pub(super) fn replace(&mut self, disks: bool, bases: bool, given: &[String]) {
         let mut gone = HashSet::new();
         if disks {
@@ -265,7 +266,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns how errors begin that are about an entry of a table.
+/// Returns the beginning of an error about an entry of a table.
 fn kind_word(kind: &str) -> &'static str {
     match kind {
         "disk" => "disk: ",

@@ -25,7 +25,7 @@ fn error(text: &str, more: &[&str]) -> String {
     text.split_once("serve.toml:").map_or(text.clone(), |(_, rest)| rest.to_owned())
 }
 
-/// Returns what a command line gives, by option.
+/// Returns the values of a command line, by option.
 fn options(words: &[OsString]) -> BTreeMap<String, Vec<OsString>> {
     let found = command().try_get_matches_from(words).unwrap_or_else(|error| panic!("{words:?}: {error}"));
     let of = |id: &str| found.get_raw(id).into_iter().flatten().map(OsStr::to_owned).collect();

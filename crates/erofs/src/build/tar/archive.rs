@@ -39,7 +39,7 @@ impl Tree {
 }
 
 impl Layer {
-    /// As [`Tree::from_tar`], for an archive that messages call `name`, unless that is empty.
+    /// Like [`Tree::from_tar`], for an archive that messages call `name`, unless that is empty.
     ///
     /// # Errors
     /// The errors of [`Tree::from_tar`].

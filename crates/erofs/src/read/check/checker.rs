@@ -215,7 +215,7 @@ impl Image {
         self.check_from(None, threads)
     }
 
-    /// As [`check`](Self::check), for one file, or for a directory and everything below it. Paths
+    /// Like [`check`](Self::check), for one file, or for a directory and everything below it. Paths
     /// in the report are relative to it. Checks that need the whole tree are skipped: link counts,
     /// and the superblock's block count. All fragments are decoded, whichever file they belong to.
     pub fn check_below(&self, start: &Inode, threads: usize) -> CheckReport {

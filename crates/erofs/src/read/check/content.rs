@@ -52,7 +52,7 @@ impl Data {
         }
     }
 
-    /// As [`check`](Self::check), for compressed files.
+    /// Like [`check`](Self::check), for compressed files.
     fn check_extents(&self, claims: &Claims, owner: Owner) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let mut cursor = Cursor::default();

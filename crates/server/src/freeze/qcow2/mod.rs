@@ -168,7 +168,8 @@ impl Encoder {
         if self.compress.compress_vec(bytes, &mut shorter, FlushCompress::Finish)? == Status::StreamEnd {
             return Ok(Some(shorter));
         }
-        // zlib-rs keeps an unfinished block across a reset and panics in the next one.
+        // Otherwise, zlib-rs keeps the unfinished block across the reset and panics in the next
+        // one.
         *self = Self::new(self.level);
         Ok(None)
     }
