@@ -187,7 +187,8 @@ fn is_below_loop(file: &Path) -> bool {
     loop_device::devices().is_ok_and(|devices| devices.iter().any(|device| device.file == file))
 }
 
-/// Detaches a loop device over `file`, or over what the kernel says that its file was called.
+/// Detaches a loop device over `file` or, without it, over the path that the kernel reports for its
+/// file.
 fn detach_loop(number: u32, file: Option<&str>, peer: &Peer) -> anyhow::Result<()> {
     let called = || Some(loop_device::devices().ok()?.into_iter().find(|device| device.number == number)?.file);
     let file = file.map(PathBuf::from).or_else(called);

@@ -252,8 +252,9 @@ impl PartStorage {
         (word != GONE).then(|| Entry::decode(word))
     }
 
-    /// Returns an entry's word, or `None` if its leaf is unused. For threads that look at entries which may be
-    /// unused: where the words are in a file, a read takes memory for them that nothing counts or gives back.
+    /// Returns an entry's word, or `None` if its leaf is unused. For threads that look at entries
+    /// that may be unused: reading an unused word in a file would allocate memory, which is neither
+    /// counted nor returned.
     #[inline]
     pub(crate) fn used_word(&self, entry: u64) -> Option<&AtomicU64> {
         (self.lives(Self::leaf_of(entry).0).load(Relaxed) > 0).then(|| self.word(entry))
