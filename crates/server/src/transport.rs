@@ -11,7 +11,7 @@ use std::{
 use pagefold_control::{BindSpare, NewDevice};
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
 use pagefold_serve::{ServerHandle, Shared};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::{Ending, Observer, TransportError};
 
@@ -56,8 +56,8 @@ pub trait Transport: Send {
 pub struct HandedTransport {
     /// By this, the other process knows which transport can continue it.
     pub name: &'static str,
-    /// Everything but descriptors. A field that a later version adds needs a default.
-    pub state: Value,
+    /// Everything but descriptors, as JSON. A field that a later version adds needs a default.
+    pub state: Box<RawValue>,
     /// Those that belong to the state.
     pub descriptors: Vec<Shared>,
 }
@@ -68,8 +68,8 @@ pub struct HandedTransport {
 pub struct TakenTransport {
     /// The name that its transport has given.
     pub name: String,
-    /// Unchecked.
-    pub state: Value,
+    /// Unchecked JSON.
+    pub state: Box<RawValue>,
     /// Those that belong to the state, unchecked.
     pub descriptors: Vec<OwnedFd>,
 }

@@ -21,6 +21,7 @@ use std::{
 use pagefold_executor::{Client, Export, OpenError};
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
+    io::Errno,
     net::sockopt,
 };
 
@@ -55,6 +56,9 @@ pub enum Event {
 
 /// Reports what happens to the export with this name. Frontends wait for it.
 pub type Notify = Box<dyn Fn(&str, Event) + Send + Sync>;
+
+/// A descriptor that belongs to a [`SocketState`].
+pub type Descriptor = Arc<dyn AsFd + Send + Sync>;
 
 /// Opens an export for a frontend.
 pub type Open = Box<dyn Fn(&Export) -> Result<Arc<Client>, OpenError> + Send + Sync>;
@@ -100,6 +104,8 @@ struct State {
     sockets: HashMap<u64, Socket>,
     sessions: HashMap<u64, Arc<Handle>>,
     last_number: u64,
+    /// Numbers of sockets that were taken over, and accept frontends once this serves.
+    unwatched: Vec<u64>,
     /// Whether no frontend is accepted, and none is served further.
     pauses: bool,
     /// Whether the thread that accepts frontends has seen this.
@@ -112,7 +118,7 @@ struct State {
 
 /// A socket on which a disk is served.
 struct Socket {
-    listener: UnixListener,
+    listener: Arc<UnixListener>,
     export: Arc<Export>,
     reports: Reports,
 }
@@ -170,13 +176,13 @@ impl Listening {
     /// [pauses](Server::pause), and the descriptors that belong to it.
     ///
     /// # Errors
-    /// The system has no descriptor left.
-    pub fn hand_over(&self) -> io::Result<(SocketState, Vec<OwnedFd>)> {
+    /// The socket does not exist any more.
+    pub fn hand_over(&self) -> io::Result<(SocketState, Vec<Descriptor>)> {
         let mut state = self.shared.lock();
         let socket = state.sockets.get(&self.number).ok_or(io::ErrorKind::NotFound)?;
-        let mut descriptors = vec![socket.listener.as_fd().try_clone_to_owned()?];
+        let mut descriptors = vec![Arc::clone(&socket.listener) as Descriptor];
         let frontend = state.handed.remove(&self.number).map(|handed| {
-            descriptors.extend(handed.descriptors);
+            descriptors.extend(handed.descriptors.into_iter().map(|fd| Arc::new(fd) as Descriptor));
             handed.state
         });
         Ok((SocketState { frontend }, descriptors))
@@ -225,7 +231,9 @@ impl Server {
     /// # Errors
     /// The system failed.
     pub fn listen(&self, listener: UnixListener, export: Arc<Export>) -> io::Result<Listening> {
-        self.watch(listener, export, epoll::EventFlags::IN)
+        let listening = self.add(listener, export)?;
+        self.shared.accept_next(listening.number)?;
+        Ok(listening)
     }
 
     /// Continues a socket of another process, and its frontend.
@@ -240,31 +248,30 @@ impl Server {
     ) -> Result<Listening, String> {
         let mut descriptors = descriptors.into_iter();
         let incomplete = || "a descriptor is missing".to_owned();
-        let listener = descriptors.next().ok_or_else(incomplete)?;
+        let listener = UnixListener::from(descriptors.next().ok_or_else(incomplete)?);
         if !sockopt::socket_acceptconn(&listener).unwrap_or(false) {
             return Err("a socket does not listen".to_owned());
         }
-        let has_frontend = state.frontend.is_some();
-        let flags = if has_frontend { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-        let listening = self.watch(listener.into(), Arc::clone(&export), flags).map_err(|error| error.to_string())?;
+        let listening = self.add(listener, Arc::clone(&export)).map_err(|error| error.to_string())?;
         if let Some(frontend) = &state.frontend {
             let socket = descriptors.next().ok_or_else(incomplete)?;
             let connecting = Connecting::open(&self.shared, listening.number, socket.into(), &export)?;
             let restore = |session: &mut Session| session.restore(frontend, &mut descriptors);
             let prepared = connecting.prepare(restore).map_err(|error| error.to_string())?;
             prepared.spawn(Session::serve_later)?;
+        } else {
+            self.shared.lock().unwatched.push(listening.number);
         }
         if descriptors.next().is_some() { Err("there are too many descriptors".to_owned()) } else { Ok(listening) }
     }
 
-    fn watch(&self, listener: UnixListener, export: Arc<Export>, flags: epoll::EventFlags) -> io::Result<Listening> {
+    /// Adds a socket, which accepts no frontend yet.
+    fn add(&self, listener: UnixListener, export: Arc<Export>) -> io::Result<Listening> {
         listener.set_nonblocking(true)?;
         let mut state = self.shared.lock();
         state.last_number += 1;
         let number = state.last_number;
-        let flags = flags | epoll::EventFlags::ONESHOT;
-        epoll::add(&self.shared.epoll, &listener, epoll::EventData::new_u64(number), flags)?;
-        state.sockets.insert(number, Socket { listener, export, reports: Reports::default() });
+        state.sockets.insert(number, Socket { listener: Arc::new(listener), export, reports: Reports::default() });
         Ok(Listening { shared: Arc::clone(&self.shared), number })
     }
 
@@ -406,12 +413,23 @@ impl Shared {
         }
     }
 
-    /// Lets the next frontend connect.
-    fn accept_next(&self, number: u64) {
-        if let Some(socket) = self.lock().sockets.get(&number) {
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-            // The listener is watched, so this cannot fail.
-            let _ = epoll::modify(&self.epoll, &socket.listener, epoll::EventData::new_u64(number), flags);
+    /// Lets the next frontend connect. It fails only for a socket that is not watched yet.
+    fn accept_next(&self, number: u64) -> io::Result<()> {
+        let state = self.lock();
+        let Some(Socket { listener, .. }) = state.sockets.get(&number) else { return Ok(()) };
+        let (data, flags) = (epoll::EventData::new_u64(number), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
+        match epoll::modify(&self.epoll, listener, data, flags) {
+            Err(Errno::NOENT) => Ok(epoll::add(&self.epoll, listener, data, flags)?),
+            result => Ok(result?),
+        }
+    }
+
+    /// As `accept_next`, while the server serves.
+    fn accept_later(&self, number: u64) {
+        let Err(error) = self.accept_next(number) else { return };
+        let export = self.lock().sockets.get(&number).map(|socket| Arc::clone(&socket.export));
+        if let Some(export) = export {
+            self.report(number, &export, Event::Refused(format!("frontends cannot connect any more: {error}")));
         }
     }
 }
@@ -424,6 +442,8 @@ fn accept_all(shared: &Arc<Shared>) {
         if shared.stopping.load(Acquire) {
             return;
         }
+        let unwatched = std::mem::take(&mut shared.lock().unwatched);
+        unwatched.into_iter().for_each(|number| shared.accept_later(number));
         let handles: Vec<_> = shared.lock().sessions.values().cloned().collect();
         handles.iter().for_each(|handle| handle.check_size());
         let timeout = (!handles.is_empty()).then_some(&SIZE_PAUSE);
@@ -436,7 +456,7 @@ fn accept_all(shared: &Arc<Shared>) {
                 // It is not blocking, and the loop looks why it was written.
                 let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
             } else if !accept(shared, number) {
-                shared.accept_next(number);
+                shared.accept_later(number);
             }
         }
     }
@@ -561,7 +581,7 @@ impl Drop for Connected {
         left.iter().for_each(|handle| handle.gate.end());
         drop(left);
         self.shared.changed.notify_all();
-        self.shared.accept_next(self.number);
+        self.shared.accept_later(self.number);
     }
 }
 
