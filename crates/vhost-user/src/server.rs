@@ -104,8 +104,8 @@ struct State {
     sockets: HashMap<u64, Socket>,
     sessions: HashMap<u64, Arc<Handle>>,
     last_number: u64,
-    /// Numbers of sockets that were taken over, and accept frontends once this serves.
-    unwatched: Vec<u64>,
+    /// Sockets that were taken over without a frontend, until this serves.
+    idle: Vec<Idle>,
     /// Whether no frontend is accepted, and none is served further.
     pauses: bool,
     /// Whether the thread that accepts frontends has seen this.
@@ -121,6 +121,13 @@ struct Socket {
     listener: Arc<UnixListener>,
     export: Arc<Export>,
     reports: Reports,
+}
+
+/// A socket that was taken over, and accepts frontends once this serves.
+struct Idle {
+    number: u64,
+    /// Why the frontend that it had is not continued.
+    ended: Option<String>,
 }
 
 /// Bounds reports that a frontend or its guest can cause at any rate.
@@ -257,12 +264,23 @@ impl Server {
             let socket = descriptors.next().ok_or_else(incomplete)?;
             let connecting = Connecting::open(&self.shared, listening.number, socket.into(), &export)?;
             let restore = |session: &mut Session| session.restore(frontend, &mut descriptors);
-            let prepared = connecting.prepare(restore).map_err(|error| error.to_string())?;
-            prepared.spawn(Session::serve_later)?;
+            match connecting.prepare(restore) {
+                Ok(prepared) => prepared.spawn(Session::serve_later)?,
+                // It finds its connection closed once the other process has ended.
+                Err(error) if error.is_of_frontend() => {
+                    descriptors.by_ref().for_each(drop);
+                    self.leave_idle(listening.number, Some(error.to_string()));
+                }
+                Err(error) => return Err(error.to_string()),
+            }
         } else {
-            self.shared.lock().unwatched.push(listening.number);
+            self.leave_idle(listening.number, None);
         }
         if descriptors.next().is_some() { Err("there are too many descriptors".to_owned()) } else { Ok(listening) }
+    }
+
+    fn leave_idle(&self, number: u64, ended: Option<String>) {
+        self.shared.lock().idle.push(Idle { number, ended });
     }
 
     /// Adds a socket, which accepts no frontend yet.
@@ -426,10 +444,27 @@ impl Shared {
 
     /// As `accept_next`, while the server serves.
     fn accept_later(&self, number: u64) {
-        let Err(error) = self.accept_next(number) else { return };
+        if let Err(error) = self.accept_next(number) {
+            self.refuse(number, format!("frontends cannot connect any more: {error}"));
+        }
+    }
+
+    /// Reports that a socket's frontend is not served.
+    fn refuse(&self, number: u64, why: String) {
         let export = self.lock().sockets.get(&number).map(|socket| Arc::clone(&socket.export));
         if let Some(export) = export {
-            self.report(number, &export, Event::Refused(format!("frontends cannot connect any more: {error}")));
+            self.report(number, &export, Event::Refused(why));
+        }
+    }
+
+    /// Lets frontends connect to sockets that were taken over without one.
+    fn begin_idle(&self) {
+        let idle = std::mem::take(&mut self.lock().idle);
+        for Idle { number, ended } in idle {
+            if let Some(why) = ended {
+                self.refuse(number, why);
+            }
+            self.accept_later(number);
         }
     }
 }
@@ -442,8 +477,7 @@ fn accept_all(shared: &Arc<Shared>) {
         if shared.stopping.load(Acquire) {
             return;
         }
-        let unwatched = std::mem::take(&mut shared.lock().unwatched);
-        unwatched.into_iter().for_each(|number| shared.accept_later(number));
+        shared.begin_idle();
         let handles: Vec<_> = shared.lock().sessions.values().cloned().collect();
         handles.iter().for_each(|handle| handle.check_size());
         let timeout = (!handles.is_empty()).then_some(&SIZE_PAUSE);

@@ -10,8 +10,8 @@ use crate::memory::Description;
 /// A socket on which a disk is served, and its frontend. A field that a later version adds needs a
 /// default. The descriptors that belong to it are that of the listening socket, and those of the
 /// frontend: its connection, the files of its memory, the channel of requests of the device, the
-/// file of its logs, and of each queue the eventfds that start it, notify the driver and report
-/// errors.
+/// file of its logs, of each queue the eventfds that start it, notify the driver and report errors,
+/// and the files that came with the part of a message.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SocketState {
     #[serde(default)]
@@ -31,6 +31,12 @@ pub(crate) struct FrontendState {
     pub(crate) logs: Option<LogsState>,
     /// Those that the frontend has set up.
     pub(crate) queues: Vec<QueueState>,
+    /// The part of the next message that has come.
+    #[serde(default)]
+    pub(crate) received: Vec<u8>,
+    /// How many files came with it.
+    #[serde(default)]
+    pub(crate) received_files: usize,
 }
 
 /// The logs of requests.
