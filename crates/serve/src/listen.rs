@@ -140,7 +140,19 @@ impl SocketFile {
 
     /// Returns whether the file is still there, and was not replaced.
     pub fn is_there(&self) -> bool {
-        fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode)
+        let is_this = |found: &fs::Metadata| found.file_type().is_socket() && (found.dev(), found.ino()) == self.inode;
+        fs::symlink_metadata(&self.path).is_ok_and(|found| is_this(&found))
+    }
+
+    /// Returns the device and the number of the file's inode.
+    pub fn inode(&self) -> (u64, u64) {
+        self.inode
+    }
+
+    /// Describes a file by what another server knows of it, without looking whether it is still there. Dropping
+    /// this removes it only once this is [owned](Self::own).
+    pub fn known_to_another(path: PathBuf, inode: (u64, u64)) -> Self {
+        Self { path, inode, is_owned: false }
     }
 
     /// Describes the file of a socket that another server has created. Dropping this removes it

@@ -11,7 +11,7 @@ use std::{
 use pagefold_control::{BindSpare, NewDevice};
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
 use pagefold_serve::{ServerHandle, Shared};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::{Ending, Observer, TransportError};
 
@@ -57,8 +57,8 @@ pub trait Transport: Send {
 pub struct HandedTransport {
     /// The name by which the other process finds the transport that can continue.
     pub name: &'static str,
-    /// The state without its descriptors. A field that a later version adds needs a default.
-    pub state: Value,
+    /// The state without its descriptors, as JSON. A field that a later version adds needs a default.
+    pub state: Box<RawValue>,
     /// Those that belong to the state.
     pub descriptors: Vec<Shared>,
 }
@@ -69,8 +69,8 @@ pub struct HandedTransport {
 pub struct TakenTransport {
     /// The name that its transport has given.
     pub name: String,
-    /// Unchecked.
-    pub state: Value,
+    /// Unchecked JSON.
+    pub state: Box<RawValue>,
     /// Those that belong to the state, unchecked.
     pub descriptors: Vec<OwnedFd>,
 }

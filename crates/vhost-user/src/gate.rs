@@ -1,4 +1,4 @@
-//! Where a frontend's thread pauses: between two messages.
+//! Where a frontend's thread pauses: between two messages, or parts of one.
 
 use std::{
     fmt, io,
@@ -16,7 +16,7 @@ use crate::state::Handed;
 
 /// The next step of a frontend's thread.
 pub(crate) enum Turn {
-    /// Receives a message.
+    /// Receives what has come of a message.
     Message,
     /// Pauses, once requests have ended or at this time.
     Pause(Instant),

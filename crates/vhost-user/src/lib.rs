@@ -43,5 +43,5 @@ mod vring;
 mod wire;
 mod worker;
 
-pub use server::{Config, Event, Listening, Notify, Open, Server};
+pub use server::{Config, Descriptor, Event, Listening, Notify, Open, Server};
 pub use state::SocketState;

@@ -21,6 +21,7 @@ use std::{
 use pagefold_executor::{Client, Export, OpenError};
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
+    io::Errno,
     net::sockopt,
 };
 
@@ -55,6 +56,9 @@ pub enum Event {
 
 /// Reports what happens to the export with this name. Frontends wait for it.
 pub type Notify = Box<dyn Fn(&str, Event) + Send + Sync>;
+
+/// A descriptor that belongs to a [`SocketState`].
+pub type Descriptor = Arc<dyn AsFd + Send + Sync>;
 
 /// Opens an export for a frontend.
 pub type Open = Box<dyn Fn(&Export) -> Result<Arc<Client>, OpenError> + Send + Sync>;
@@ -100,6 +104,8 @@ struct State {
     sockets: HashMap<u64, Socket>,
     sessions: HashMap<u64, Arc<Handle>>,
     last_number: u64,
+    /// Sockets that were taken over without a frontend, until this serves.
+    idle: Vec<Idle>,
     /// Whether frontends are neither accepted nor served.
     pauses: bool,
     /// Whether the thread that accepts frontends has seen this.
@@ -112,9 +118,16 @@ struct State {
 
 /// A socket on which a disk is served.
 struct Socket {
-    listener: UnixListener,
+    listener: Arc<UnixListener>,
     export: Arc<Export>,
     reports: Reports,
+}
+
+/// A socket that was taken over, and accepts frontends once this serves.
+struct Idle {
+    number: u64,
+    /// Why the frontend that it had is not continued.
+    ended: Option<String>,
 }
 
 /// Bounds reports that a frontend or its guest can cause at any rate.
@@ -170,13 +183,13 @@ impl Listening {
     /// socket and its frontend, with its descriptors.
     ///
     /// # Errors
-    /// The system has no descriptor left.
-    pub fn hand_over(&self) -> io::Result<(SocketState, Vec<OwnedFd>)> {
+    /// The socket does not exist any more.
+    pub fn hand_over(&self) -> io::Result<(SocketState, Vec<Descriptor>)> {
         let mut state = self.shared.lock();
         let socket = state.sockets.get(&self.number).ok_or(io::ErrorKind::NotFound)?;
-        let mut descriptors = vec![socket.listener.as_fd().try_clone_to_owned()?];
+        let mut descriptors = vec![Arc::clone(&socket.listener) as Descriptor];
         let frontend = state.handed.remove(&self.number).map(|handed| {
-            descriptors.extend(handed.descriptors);
+            descriptors.extend(handed.descriptors.into_iter().map(|fd| Arc::new(fd) as Descriptor));
             handed.state
         });
         Ok((SocketState { frontend }, descriptors))
@@ -225,7 +238,9 @@ impl Server {
     /// # Errors
     /// The system failed.
     pub fn listen(&self, listener: UnixListener, export: Arc<Export>) -> io::Result<Listening> {
-        self.watch(listener, export, epoll::EventFlags::IN)
+        let listening = self.add(listener, export)?;
+        self.shared.accept_next(listening.number)?;
+        Ok(listening)
     }
 
     /// Continues a socket of another process, and its frontend.
@@ -240,31 +255,41 @@ impl Server {
     ) -> Result<Listening, String> {
         let mut descriptors = descriptors.into_iter();
         let incomplete = || "a descriptor is missing".to_owned();
-        let listener = descriptors.next().ok_or_else(incomplete)?;
+        let listener = UnixListener::from(descriptors.next().ok_or_else(incomplete)?);
         if !sockopt::socket_acceptconn(&listener).unwrap_or(false) {
             return Err("a socket does not listen".to_owned());
         }
-        let has_frontend = state.frontend.is_some();
-        let flags = if has_frontend { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-        let listening = self.watch(listener.into(), Arc::clone(&export), flags).map_err(|error| error.to_string())?;
+        let listening = self.add(listener, Arc::clone(&export)).map_err(|error| error.to_string())?;
         if let Some(frontend) = &state.frontend {
             let socket = descriptors.next().ok_or_else(incomplete)?;
             let connecting = Connecting::open(&self.shared, listening.number, socket.into(), &export)?;
             let restore = |session: &mut Session| session.restore(frontend, &mut descriptors);
-            let prepared = connecting.prepare(restore).map_err(|error| error.to_string())?;
-            prepared.spawn(Session::serve_later)?;
+            match connecting.prepare(restore) {
+                Ok(prepared) => prepared.spawn(Session::serve_later)?,
+                // It finds its connection closed once the other process has ended.
+                Err(error) if error.is_of_frontend() => {
+                    descriptors.by_ref().for_each(drop);
+                    self.leave_idle(listening.number, Some(error.to_string()));
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        } else {
+            self.leave_idle(listening.number, None);
         }
         if descriptors.next().is_some() { Err("there are too many descriptors".to_owned()) } else { Ok(listening) }
     }
 
-    fn watch(&self, listener: UnixListener, export: Arc<Export>, flags: epoll::EventFlags) -> io::Result<Listening> {
+    fn leave_idle(&self, number: u64, ended: Option<String>) {
+        self.shared.lock().idle.push(Idle { number, ended });
+    }
+
+    /// Adds a socket, which accepts no frontend yet.
+    fn add(&self, listener: UnixListener, export: Arc<Export>) -> io::Result<Listening> {
         listener.set_nonblocking(true)?;
         let mut state = self.shared.lock();
         state.last_number += 1;
         let number = state.last_number;
-        let flags = flags | epoll::EventFlags::ONESHOT;
-        epoll::add(&self.shared.epoll, &listener, epoll::EventData::new_u64(number), flags)?;
-        state.sockets.insert(number, Socket { listener, export, reports: Reports::default() });
+        state.sockets.insert(number, Socket { listener: Arc::new(listener), export, reports: Reports::default() });
         Ok(Listening { shared: Arc::clone(&self.shared), number })
     }
 
@@ -406,12 +431,40 @@ impl Shared {
         }
     }
 
-    /// Accepts the next frontend of a socket when it connects.
-    fn accept_next(&self, number: u64) {
-        if let Some(socket) = self.lock().sockets.get(&number) {
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-            // The listener is watched, so this cannot fail.
-            let _ = epoll::modify(&self.epoll, &socket.listener, epoll::EventData::new_u64(number), flags);
+    /// Accepts the next frontend of a socket when it connects. This fails only for a socket that is not watched yet.
+    fn accept_next(&self, number: u64) -> io::Result<()> {
+        let state = self.lock();
+        let Some(Socket { listener, .. }) = state.sockets.get(&number) else { return Ok(()) };
+        let (data, flags) = (epoll::EventData::new_u64(number), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT);
+        match epoll::modify(&self.epoll, listener, data, flags) {
+            Err(Errno::NOENT) => Ok(epoll::add(&self.epoll, listener, data, flags)?),
+            result => Ok(result?),
+        }
+    }
+
+    /// As `accept_next`, while the server serves.
+    fn accept_later(&self, number: u64) {
+        if let Err(error) = self.accept_next(number) {
+            self.refuse(number, format!("frontends cannot connect any more: {error}"));
+        }
+    }
+
+    /// Reports that a socket's frontend is not served.
+    fn refuse(&self, number: u64, why: String) {
+        let export = self.lock().sockets.get(&number).map(|socket| Arc::clone(&socket.export));
+        if let Some(export) = export {
+            self.report(number, &export, Event::Refused(why));
+        }
+    }
+
+    /// Lets frontends connect to sockets that were taken over without one.
+    fn begin_idle(&self) {
+        let idle = std::mem::take(&mut self.lock().idle);
+        for Idle { number, ended } in idle {
+            if let Some(why) = ended {
+                self.refuse(number, why);
+            }
+            self.accept_later(number);
         }
     }
 }
@@ -424,6 +477,7 @@ fn accept_all(shared: &Arc<Shared>) {
         if shared.stopping.load(Acquire) {
             return;
         }
+        shared.begin_idle();
         let handles: Vec<_> = shared.lock().sessions.values().cloned().collect();
         handles.iter().for_each(|handle| handle.check_size());
         let timeout = (!handles.is_empty()).then_some(&SIZE_PAUSE);
@@ -436,7 +490,7 @@ fn accept_all(shared: &Arc<Shared>) {
                 // This does not block; the loop checks what to do.
                 let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
             } else if !accept(shared, number) {
-                shared.accept_next(number);
+                shared.accept_later(number);
             }
         }
     }
@@ -561,7 +615,7 @@ impl Drop for Connected {
         left.iter().for_each(|handle| handle.gate.end());
         drop(left);
         self.shared.changed.notify_all();
-        self.shared.accept_next(self.number);
+        self.shared.accept_later(self.number);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     memory::{Description, MAX_REGIONS, MemoryError, Regions},
     state::{FrontendState, Handed, QueueState},
     vring::{Broken, Vring},
-    wire::{Message, WireError, request, send_config_changed},
+    wire::{Arrival, Arriving, Message, WireError, request, send_config_changed},
     worker::{Context, Worker},
 };
 
@@ -64,10 +64,21 @@ pub(crate) enum SessionError {
     Rings(u16),
     #[error("queue {0} needs an eventfd: polling is not supported")]
     Eventfd(u16),
-    #[error("what was handed over of it is incomplete")]
+    #[error("what was handed over of it is incomplete or invalid")]
     Incomplete,
     #[error("only the byte of the configuration that chooses between write-back and write-through can be written")]
     Config,
+}
+
+impl SessionError {
+    /// Returns whether a frontend can cause this for the process that continues it, but not for the one that has
+    /// served it.
+    pub(crate) fn is_of_frontend(&self) -> bool {
+        matches!(
+            self,
+            Self::Memory(MemoryError::ShortFile { .. }) | Self::Log(LogError::Short(_)) | Self::Queue(_, Broken::Log)
+        )
+    }
 }
 
 /// The part of a connected frontend that other threads need.
@@ -118,6 +129,7 @@ pub(crate) struct Session {
     acked_protocol: u64,
     regions: Regions,
     logs: Option<Logs>,
+    arriving: Arriving,
     vrings: Vec<Arc<Vring>>,
     kicks: Vec<Option<OwnedFd>>,
     /// Queue `n` is served by thread `n` modulo the number of threads. Threads start with their queues.
@@ -142,6 +154,7 @@ impl Session {
             acked_protocol: 0,
             regions: Regions::default(),
             logs: None,
+            arriving: Arriving::default(),
             vrings: (0..MAX_QUEUES).map(|number| Arc::new(Vring::new(number))).collect(),
             kicks: (0..MAX_QUEUES).map(|_| None).collect(),
             workers: (0..threads.max(1)).map(|_| None).collect(),
@@ -164,7 +177,11 @@ impl Session {
                 self.go_on();
                 continue;
             }
-            let Some(mut message) = Message::receive(socket)? else { return Ok(Left::Closed) };
+            let mut message = match self.arriving.receive(socket)? {
+                Arrival::Message(message) => message,
+                Arrival::Part => continue,
+                Arrival::End => return Ok(Left::Closed),
+            };
             let wants_answer = message.needs_reply && self.acked_protocol & protocol::REPLY_ACK != 0;
             match self.handle_message(&mut message) {
                 Ok(Answer::Reply(body)) => message.reply(socket, &body, None)?,
@@ -235,6 +252,9 @@ impl Session {
             descriptors.extend(eventfds);
             queues.push(QueueState { is_started: kick.is_some(), ..state });
         }
+        let (received, files) = self.arriving.parts();
+        let copies = files.iter().map(OwnedFd::try_clone).collect::<io::Result<Vec<_>>>()?;
+        descriptors.extend(copies);
         let state = FrontendState {
             features: self.features,
             protocol: self.acked_protocol,
@@ -244,6 +264,8 @@ impl Session {
             has_channel,
             logs,
             queues,
+            received: received.to_vec(),
+            received_files: files.len(),
         };
         Ok(Handed { state, descriptors })
     }
@@ -255,7 +277,7 @@ impl Session {
     pub(crate) fn restore(
         &mut self,
         state: &FrontendState,
-        mut descriptors: impl Iterator<Item = OwnedFd>,
+        descriptors: &mut dyn Iterator<Item = OwnedFd>,
     ) -> Result<(), SessionError> {
         let mut next = || descriptors.next().ok_or(SessionError::Incomplete);
         self.handle.gate.begin_paused();
@@ -292,6 +314,11 @@ impl Session {
                 self.attend(&vring, kick)?;
             }
         }
+        let files = (&mut *descriptors).take(state.received_files).collect::<Vec<_>>();
+        if files.len() < state.received_files {
+            return Err(SessionError::Incomplete);
+        }
+        self.arriving = Arriving::continued(state.received.clone(), files).ok_or(SessionError::Incomplete)?;
         Ok(())
     }
 

@@ -9,8 +9,9 @@ use crate::memory::Description;
 
 /// A socket on which a disk is served, and its frontend. A field that a later version adds needs a
 /// default. Its descriptors are the listening socket and those of the frontend: its connection, the
-/// files of its memory, the channel for the device's requests, the file of its logs, and for each
-/// queue the eventfds that start it, notify the driver and report errors.
+/// files of its memory, the channel for the device's requests, the file of its logs, for each queue
+/// the eventfds that start it, notify the driver and report errors, and the files that came with a
+/// part of a message.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SocketState {
     #[serde(default)]
@@ -30,6 +31,12 @@ pub(crate) struct FrontendState {
     pub(crate) logs: Option<LogsState>,
     /// The queues that the frontend has set up.
     pub(crate) queues: Vec<QueueState>,
+    /// The part of the next message that has come.
+    #[serde(default)]
+    pub(crate) received: Vec<u8>,
+    /// How many files came with it.
+    #[serde(default)]
+    pub(crate) received_files: usize,
 }
 
 /// The logs of requests.

@@ -10,14 +10,17 @@ use std::{
     io::{self, IoSlice, IoSliceMut, Write},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
 };
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+use rustix::{
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, recvmsg, sendmsg,
+    },
 };
 
 const HEADER_BYTES: usize = 12;
@@ -92,34 +95,6 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl Message {
-    /// Receives the next message. Returns `None` if the frontend has left.
-    pub(crate) fn receive(socket: &UnixStream) -> Result<Option<Self>, WireError> {
-        let (mut header, mut files) = ([0; HEADER_BYTES], Vec::new());
-        let got = receive_exactly(socket.as_fd(), &mut header, &mut files)?;
-        let (request, flags, size) = (word(&header, 0), word(&header, 4), word(&header, 8));
-        let (request, flags) = (request.unwrap_or_default(), flags.unwrap_or_default());
-        match got {
-            Received::Nothing => return Ok(None),
-            Received::Part => return Err(WireError::Short),
-            Received::TooManyFiles => return Err(WireError::TooManyFiles(request)),
-            Received::All => {}
-        }
-        if flags & VERSION_MASK != VERSION {
-            return Err(WireError::Version(request, flags & VERSION_MASK));
-        }
-        let size = size.unwrap_or_default() as usize;
-        if size > MAX_BODY_BYTES {
-            return Err(WireError::TooLong(request, size));
-        }
-        let mut body = vec![0; size];
-        match receive_exactly(socket.as_fd(), &mut body, &mut files)? {
-            Received::All => {}
-            Received::TooManyFiles => return Err(WireError::TooManyFiles(request)),
-            Received::Nothing | Received::Part => return Err(WireError::Short),
-        }
-        Ok(Some(Self { request, needs_reply: flags & NEED_REPLY != 0, body, files }))
-    }
-
     /// Returns the 32-bit word at this position of the body.
     pub(crate) fn u32(&self, at: usize) -> Option<u32> {
         word(&self.body, at)
@@ -166,40 +141,89 @@ pub(crate) fn send_config_changed(channel: BorrowedFd<'_>) {
     let _ = rustix::net::send(channel, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-enum Received {
-    All,
-    /// The peer had closed the connection.
-    Nothing,
-    /// The peer closed the connection before all bytes came.
+/// What has come of the next message.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    Message(Message),
+    /// Not all of it.
     Part,
-    TooManyFiles,
+    /// The frontend has left.
+    End,
 }
 
-/// Fills `bytes`, and takes the files that come with them.
-fn receive_exactly(socket: BorrowedFd<'_>, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<Received> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut bytes[filled..])];
-        let got = match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => continue,
-            got => got?,
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = message {
-                files.extend(more);
+/// The next message, of which a part has come.
+#[derive(Debug, Default)]
+pub(crate) struct Arriving {
+    bytes: Vec<u8>,
+    files: Vec<OwnedFd>,
+}
+
+impl Arriving {
+    /// Continues with what another process has received. Returns `None` if that cannot be a part of a message.
+    pub(crate) fn continued(bytes: Vec<u8>, files: Vec<OwnedFd>) -> Option<Self> {
+        let arriving = Self { bytes, files };
+        let needed_bytes = arriving.needed_bytes().ok()?;
+        let is_part = arriving.bytes.len() < needed_bytes && arriving.files.len() <= MAX_FILES;
+        (is_part && (arriving.files.is_empty() || !arriving.bytes.is_empty())).then_some(arriving)
+    }
+
+    /// Returns what has come.
+    pub(crate) fn parts(&self) -> (&[u8], &[OwnedFd]) {
+        (&self.bytes, &self.files)
+    }
+
+    /// Returns the bytes of the message, or of its header as long as that is not known.
+    fn needed_bytes(&self) -> Result<usize, WireError> {
+        let words = (word(&self.bytes, 0), word(&self.bytes, 4), word(&self.bytes, 8));
+        let (Some(request), Some(flags), Some(size)) = words else { return Ok(HEADER_BYTES) };
+        if flags & VERSION_MASK != VERSION {
+            return Err(WireError::Version(request, flags & VERSION_MASK));
+        }
+        match size as usize {
+            size if size > MAX_BODY_BYTES => Err(WireError::TooLong(request, size)),
+            size => Ok(HEADER_BYTES + size),
+        }
+    }
+
+    /// Receives what has come of the message, and waits for nothing.
+    pub(crate) fn receive(&mut self, socket: &UnixStream) -> Result<Arrival, WireError> {
+        loop {
+            let (start, needed_bytes) = (self.bytes.len(), self.needed_bytes()?);
+            if start == needed_bytes {
+                return Ok(Arrival::Message(self.take()));
+            }
+            self.bytes.resize(needed_bytes, 0);
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let got = recvmsg(socket, &mut [IoSliceMut::new(&mut self.bytes[start..])], &mut control, flags);
+            self.bytes.truncate(start + got.as_ref().map_or(0, |got| got.bytes));
+            let got = match got {
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(Arrival::Part),
+                got => got.map_err(io::Error::from)?,
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(more) = message {
+                    self.files.extend(more);
+                }
+            }
+            if got.flags.contains(ReturnFlags::CTRUNC) || self.files.len() > MAX_FILES {
+                return Err(WireError::TooManyFiles(word(&self.bytes, 0).unwrap_or_default()));
+            }
+            if got.bytes == 0 {
+                return if start == 0 { Ok(Arrival::End) } else { Err(WireError::Short) };
             }
         }
-        if got.flags.contains(ReturnFlags::CTRUNC) || files.len() > MAX_FILES {
-            return Ok(Received::TooManyFiles);
-        }
-        if got.bytes == 0 {
-            return Ok(if filled == 0 { Received::Nothing } else { Received::Part });
-        }
-        filled += got.bytes;
     }
-    Ok(Received::All)
+
+    /// Takes the message, which is complete.
+    fn take(&mut self) -> Message {
+        let Self { mut bytes, files } = std::mem::take(self);
+        let body = bytes.split_off(HEADER_BYTES);
+        let [request, flags] = [0, 4].map(|at| word(&bytes, at).unwrap_or_default());
+        Message { request, needs_reply: flags & NEED_REPLY != 0, body, files }
+    }
 }
 
 #[cfg(test)]
@@ -210,7 +234,11 @@ mod tests {
         let (mut ours, theirs) = UnixStream::pair().expect("sockets");
         ours.write_all(bytes).expect("a message");
         drop(ours);
-        Message::receive(&theirs)
+        match Arriving::default().receive(&theirs)? {
+            Arrival::Message(message) => Ok(Some(message)),
+            Arrival::Part => panic!("the end is a part"),
+            Arrival::End => Ok(None),
+        }
     }
 
     #[test]

@@ -38,7 +38,8 @@ impl Directory {
     /// The state is not that of such files.
     pub fn taken(taken: TakenTransport) -> Result<Self, TransportError> {
         let TakenTransport { state, mut descriptors, .. } = taken;
-        let handed: Handed = serde_json::from_value(state).map_err(|error| format!("the state of files: {error}"))?;
+        let handed: Handed =
+            serde_json::from_str(state.get()).map_err(|error| format!("the state of files: {error}"))?;
         let device = descriptors.pop().filter(|_| descriptors.is_empty());
         let device = device.ok_or("files have one descriptor, their device")?;
         let path = handed.directory().to_owned();
@@ -87,7 +88,7 @@ impl Transport for Directory {
         let Some(files) = &mut self.mounted else { return Ok(None) };
         let Some((handed, device)) = files.pause(patience)? else { return Ok(None) };
         // A path that was handed over is UTF-8.
-        let state = serde_json::to_value(handed).map_err(|error| {
+        let state = serde_json::value::to_raw_value(&handed).map_err(|error| {
             files.go_on();
             error.to_string()
         })?;

@@ -20,6 +20,7 @@ use pagefold_serve::{Permissions, Shared, SocketFile, listen_with};
 use pagefold_server::{Ending, HandedTransport, Host, Level, Observer, TakenTransport, Transport, TransportError};
 use pagefold_vhost_user::{Config, Event, Listening, Server, SocketState};
 use serde::{Deserialize, Serialize};
+use serde_json::value::to_raw_value;
 
 /// Interval between two checks whether a server that ends still waits for requests.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -75,10 +76,18 @@ struct DirectoryState {
 struct NamedSocket {
     /// The number of its export.
     number: u64,
-    /// The name of its file; `None` if that is gone.
-    file: Option<String>,
+    /// `None` if it has no file whose name is UTF-8.
+    file: Option<FileState>,
     descriptors: usize,
     state: SocketState,
+}
+
+/// The file of a socket, which may be gone or replaced.
+#[derive(Debug, Serialize, Deserialize)]
+struct FileState {
+    name: String,
+    /// The device and the number of its inode.
+    inode: (u64, u64),
 }
 
 /// What another process has handed over.
@@ -103,7 +112,7 @@ impl SocketDirectory {
     /// The state is not that of such a directory.
     pub fn taken(transport: TakenTransport) -> Result<Self, TransportError> {
         let TakenTransport { state, descriptors, .. } = transport;
-        let state: DirectoryState = serde_json::from_value(state)?;
+        let state: DirectoryState = serde_json::from_str(state.get())?;
         let permissions = Permissions { mode: state.mode, group: state.group };
         let path = PathBuf::from(&state.directory);
         Ok(Self { path, permissions, taken: Some(TakenSockets { state, descriptors }), serving: None })
@@ -268,14 +277,15 @@ impl Sockets {
             let handed = listening.hand_over();
             let (state, own) =
                 handed.map_err(|error| format!("a socket for vhost-user cannot be handed over: {error}"))?;
-            let file = file.as_ref().filter(|file| file.is_there());
-            let file = file.and_then(|file| file.path().file_name()?.to_str()).map(str::to_owned);
+            let file = file.as_ref().and_then(|file| {
+                Some(FileState { name: file.path().file_name()?.to_str()?.to_owned(), inode: file.inode() })
+            });
             sockets.push(NamedSocket { number, file, descriptors: own.len(), state });
-            descriptors.extend(own.into_iter().map(|fd| Arc::new(fd) as Shared));
+            descriptors.extend(own);
         }
         let Permissions { mode, group } = self.permissions;
         let state = DirectoryState { directory: directory.to_owned(), mode, group, sockets };
-        let state = serde_json::to_value(state).map_err(|error| error.to_string())?;
+        let state = to_raw_value(&state).map_err(|error| error.to_string())?;
         Ok(HandedTransport { name: SocketDirectory::NAME, state, descriptors })
     }
 
@@ -295,10 +305,9 @@ impl Sockets {
             let (name, export) = exports.remove(&number).ok_or("a socket for vhost-user belongs to no disk")?;
             let failed = |why| format!("the vhost-user socket of disk '{name}' cannot be continued: {why}");
             let listening = self.server.listen_taken(export, &state, own).map_err(failed)?;
-            let is_name = |file: &String| Path::new(file).file_name().is_some_and(|name| name == file.as_str());
-            let path = file.filter(is_name).map(|file| self.directory.join(file));
-            // A file that is gone, or is not a socket's, stays as it is.
-            let file = path.and_then(|path| SocketFile::of_another(&path).ok());
+            let is_name = |file: &FileState| Path::new(&file.name).file_name().is_some_and(|name| *name == *file.name);
+            let known = |file: FileState| SocketFile::known_to_another(self.directory.join(file.name), file.inode);
+            let file = file.filter(is_name).map(known);
             self.open.insert(number, Socket { listening, file });
         }
         let left = exports.into_iter().map(|(number, (name, export))| ExportEvent::Added { number, name, export });

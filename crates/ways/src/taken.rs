@@ -21,7 +21,7 @@ pub fn taken(taken: TakenTransport) -> Result<Box<dyn Transport>, TransportError
 mod tests {
     use std::{fs::File, io, os::fd::OwnedFd};
 
-    use serde_json::{Value, json};
+    use serde_json::{Value, json, value::to_raw_value};
 
     use super::*;
 
@@ -30,6 +30,7 @@ mod tests {
         let continues = |name: &str, state: Value, devices: usize| {
             let device = || File::open("/dev/null").map(OwnedFd::from);
             let descriptors = (0..devices).map(|_| device()).collect::<io::Result<_>>().expect("files");
+            let state = to_raw_value(&state).expect("JSON");
             taken(TakenTransport { name: name.to_owned(), state, descriptors })
                 .map(drop)
                 .map_err(|error| error.to_string())

@@ -4,7 +4,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_serve::{Error, Export, Server, protocol::command};
+use pagefold_serve::{Error, Export, Permissions, Server, SocketFile, listen_with, protocol::command};
 
 use crate::{
     device::Ram,
@@ -236,4 +236,30 @@ fn names_that_clients_could_not_show_or_distinguish_are_refused() {
     assert!(bind(&["a", "a"]).unwrap_err().contains("`a`"));
     assert!(bind(&[&"a".repeat(4097)]).unwrap_err().contains("4097"));
     assert_eq!(bind(&["", "a b/ü?", &"a".repeat(4096)]), Ok(()));
+}
+
+/// A server that continues another one removes only what that one has created, although it has not looked before.
+#[test]
+fn a_file_that_another_server_knows_is_removed_unless_it_was_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let take_over = |replace: &dyn Fn()| {
+        let (_listener, mut file) = listen_with(&path, Permissions::default()).expect("a socket");
+        let mut known = SocketFile::known_to_another(path.clone(), file.inode());
+        assert!(known.is_there());
+        drop(SocketFile::known_to_another(path.clone(), file.inode()));
+        assert!(file.is_there(), "it is not owned");
+        file.leave();
+        known.own();
+        replace();
+    };
+    take_over(&|| {});
+    assert!(!path.exists());
+    take_over(&|| std::fs::remove_file(&path).expect("a file"));
+    let replace = || {
+        std::fs::remove_file(&path).expect("a file");
+        drop(UnixListener::bind(&path).expect("a socket"));
+    };
+    take_over(&replace);
+    assert!(path.exists(), "it is another server's");
 }

@@ -6,6 +6,7 @@
 use pagefold_control::{BaseRecord, DiskQuota};
 use pagefold_serve::{ClientState, ListenerState, NewcomerState};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::HandedTransport;
 
@@ -72,7 +73,7 @@ pub(crate) struct Record {
 pub(crate) struct TransportState {
     pub(crate) name: String,
     /// As the transport defines it.
-    pub(crate) state: serde_json::Value,
+    pub(crate) state: Box<RawValue>,
     /// How many descriptors belong to it.
     pub(crate) descriptors: usize,
 }

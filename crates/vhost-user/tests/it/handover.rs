@@ -1,7 +1,12 @@
 //! Servers that continue another one.
 
 use std::{
-    os::fd::OwnedFd,
+    io::{IoSlice, Read, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
     sync::{Arc, atomic::Ordering::SeqCst},
     time::Duration,
 };
@@ -9,9 +14,10 @@ use std::{
 use pagefold_disk::{Room, Waits};
 use pagefold_vhost_user::{
     Event,
-    client::{Layout, Operation, Options},
+    client::{Client, Layout, Operation, Options},
 };
 use proptest::prelude::*;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
 use crate::world::{Fickle, MIB, World, ram_disk, wait_for};
@@ -145,6 +151,89 @@ fn a_broken_queue_stays_broken() {
     client.queues[1].write(4096, &[1; 512]).expect("a write");
     let events = world.events.lock().expect("no panic").clone();
     assert_eq!(events.len(), count, "{events:?}");
+}
+
+/// Returns the bytes of a message that asks for a reply.
+fn message(request: u32, body: &[u8]) -> Vec<u8> {
+    const VERSION_AND_NEED_REPLY: u32 = 9;
+    let words = [request, VERSION_AND_NEED_REPLY, body.len() as u32].map(u32::to_ne_bytes);
+    [&words.concat(), body].concat()
+}
+
+/// Reads the reply to a message.
+fn reply_to(mut socket: &UnixStream, request: u32) -> u64 {
+    let mut reply = [0; 20];
+    socket.read_exact(&mut reply).expect("a reply");
+    assert_eq!(reply[..4], request.to_ne_bytes());
+    u64::from_ne_bytes(reply[12..].try_into().expect("eight bytes"))
+}
+
+/// A frontend that has sent a part of a message delays no take-over. Neither the part is lost, nor a file that came
+/// with it.
+#[test]
+fn a_part_of_a_message_is_continued() {
+    const SET_PROTOCOL_FEATURES: u32 = 16;
+    const SET_BACKEND_REQ_FD: u32 = 21;
+    const REPLY_ACK_AND_BACKEND_REQ: u64 = 1 << 3 | 1 << 5;
+    let device = Fickle::new(MIB, None);
+    let mut world = World::new(device.clone());
+    let mut socket = UnixStream::connect(world.path()).expect("a connection");
+    socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    let features = message(SET_PROTOCOL_FEATURES, &REPLY_ACK_AND_BACKEND_REQ.to_ne_bytes());
+    // Replies are sent from the second message on.
+    socket.write_all(&features).expect("a message");
+    for cut in 1..features.len() {
+        socket.write_all(&features[..cut]).expect("a part");
+        world.take_over();
+        socket.write_all(&features[cut..]).expect("the rest");
+        assert_eq!(reply_to(&socket, SET_PROTOCOL_FEATURES), 0, "{cut} bytes");
+    }
+    let (mut channel, theirs) = UnixStream::pair().expect("sockets");
+    channel.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [theirs.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    let bytes = message(SET_BACKEND_REQ_FD, &[0; 8]);
+    let sent = sendmsg(&socket, &[IoSlice::new(&bytes[..1])], &mut control, SendFlags::NOSIGNAL);
+    assert_eq!(sent.expect("a part"), 1);
+    for part in bytes[1..].chunks(4) {
+        world.take_over();
+        socket.write_all(part).expect("a part");
+    }
+    assert_eq!(reply_to(&socket, SET_BACKEND_REQ_FD), 0);
+    device.size_bytes.store(2 * MIB, SeqCst);
+    channel.read_exact(&mut [0; 12]).expect("the device asks to read its size again");
+    assert_eq!(*world.events.lock().expect("no panic"), [Event::Connected]);
+}
+
+/// A frontend that shortens its memory loses its connection, and no other one does.
+#[test]
+fn shortened_memory_ends_only_its_own_frontend() {
+    let world = World::new(ram_disk(MIB));
+    let path = world.path().with_extension("second");
+    let export = world.exports.list().pop().expect("an export");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let second = world.server().listen(listener, Arc::clone(&export)).expect("listening");
+    let mut shortened = world.client(Options { sealable: false, ..two_queues() });
+    shortened.queues[0].write(0, &[1; 512]).expect("a write");
+    let mut other = Client::connect(&path, two_queues()).expect("a frontend");
+    let (state, descriptors) = world.pause();
+    let (second_state, second_descriptors) = second.hand_over().expect("descriptors");
+    let copies = second_descriptors.iter().map(|fd| fd.as_fd().try_clone_to_owned().expect("a copy")).collect();
+    // After the pause began, so that only the next server can notice.
+    shortened.shorten(0).expect("it can be shortened");
+    let (server, _listening) = world.taken(&state, descriptors).expect("a server");
+    let _second = server.listen_taken(export, &second_state, copies).expect("the other frontend");
+    let is_refused = |event: &Event| matches!(event, Event::Refused(why) if why.contains("0 bytes"));
+    assert!(!world.events.lock().expect("no panic").iter().any(is_refused), "the first server may continue");
+    world.server().give_away();
+    server.go_on();
+    world.wait_for_event(is_refused);
+    assert_eq!(other.queues[0].read(0, 512).expect("a read"), [1; 512]);
+    assert!(shortened.config(32, 1).is_err(), "it is disconnected");
+    drop(shortened);
+    world.client(two_queues()).queues[0].write(0, &[2; 512]).expect("a write");
 }
 
 /// Puts `value` in the place of the `number`th value in a state.

@@ -78,7 +78,8 @@ impl World {
     pub(crate) fn pause(&self) -> (String, Vec<OwnedFd>) {
         self.server().pause(Duration::from_secs(60)).expect("requests end");
         let (state, descriptors) = self.listening.as_ref().expect("a socket").hand_over().expect("descriptors");
-        (serde_json::to_string(&state).expect("JSON"), descriptors)
+        let copies = descriptors.iter().map(|fd| fd.as_fd().try_clone_to_owned().expect("a copy"));
+        (serde_json::to_string(&state).expect("JSON"), copies.collect())
     }
 
     /// Makes a server of what another process would get. It serves once it goes on.
