@@ -129,6 +129,10 @@ impl Blob {
         &self.index
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Returns the counts since the blob was opened.
     pub fn fetched(&self) -> Fetched {
         Fetched { requests: self.requests.load(Relaxed), bytes: self.fetched_bytes.load(Relaxed) }
@@ -144,6 +148,15 @@ impl Blob {
             self.load(batch.clone(), Need::Ahead)?;
             progress(self.index.range(batch.end - 1).end);
             Ok(())
+        })
+    }
+
+    /// Calls `take` with all chunks in order; readers' requests go first.
+    pub(crate) fn each_chunk(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        self.each_batch(0..self.index.size_bytes(), &mut |batch| {
+            let mut chunks = self.load(batch, Need::Ahead)?;
+            chunks.sort_unstable_by_key(|(chunk, _)| *chunk);
+            chunks.iter().try_for_each(|(_, bytes)| take(bytes))
         })
     }
 
@@ -227,7 +240,7 @@ impl Blob {
     }
 
     /// Calls `each` with the chunks around a range, in batches that fit in memory.
-    fn each_batch(&self, range: Range<u64>, each: &mut dyn FnMut(Range<usize>) -> Result<()>) -> Result<()> {
+    fn each_batch<E>(&self, range: Range<u64>, each: &mut dyn FnMut(Range<usize>) -> Result<(), E>) -> Result<(), E> {
         let chunks = self.index.around(range);
         let mut start = chunks.start;
         while start < chunks.end {

@@ -199,6 +199,11 @@ impl Index {
         at..at + (range.end - range.start)
     }
 
+    /// Returns whether the blob begins with the image as it is.
+    pub(crate) fn is_in_place(&self) -> bool {
+        (0..self.len()).all(|chunk| self.stored(chunk) == self.range(chunk))
+    }
+
     /// Returns the chunks that contain a range of the image.
     pub(crate) fn around(&self, range: Range<u64>) -> Range<usize> {
         if range.is_empty() {

@@ -169,8 +169,8 @@ impl Read for ImageBytes<'_> {
     }
 }
 
-/// Reads a blob from its registry as it arrives. Failures that may pass are waited out. Nothing
-/// verifies the bytes: the registry that they go to compares them with their sum.
+/// Reads a range of a blob from its registry as it arrives. Failures that may pass are waited out. The
+/// bytes are not verified.
 pub(crate) struct Download<'a> {
     ranges: &'a Ranges,
     range: Range<u64>,
@@ -179,8 +179,8 @@ pub(crate) struct Download<'a> {
 }
 
 impl<'a> Download<'a> {
-    pub(crate) fn new(ranges: &'a Ranges, size_bytes: u64, patience: Patience) -> Self {
-        Self { ranges, range: 0..size_bytes, body: None, patience }
+    pub(crate) fn new(ranges: &'a Ranges, range: Range<u64>, patience: Patience) -> Self {
+        Self { ranges, range, body: None, patience }
     }
 }
 

@@ -225,8 +225,10 @@ impl Storing<'_> {
                         Arc::clone(&self.client),
                         vec![Box::new(registry.source_place(&format!("blobs/{sum}"))?)],
                     );
-                    let open =
-                        || -> Box<dyn Read> { Box::new(Download::new(&ranges, size_bytes, Patience::new(patience))) };
+                    // The registry that the bytes go to compares them with their sum.
+                    let open = || -> Box<dyn Read> {
+                        Box::new(Download::new(&ranges, 0..size_bytes, Patience::new(patience)))
+                    };
                     self.store(sum, &Outgoing { len_bytes: size_bytes, open: &open }, from)?;
                 }
             }

@@ -30,7 +30,7 @@ const MOST_CHUNK_BYTES: u64 = 4 << 20;
 /// The longest tree that is read.
 const MOST_TREE_BYTES: u64 = 64 << 20;
 
-const MAGIC: &[u8; 8] = b"verity\0\0";
+pub(crate) const MAGIC: &[u8; 8] = b"verity\0\0";
 const SUM_BYTES: usize = 32;
 const MOST_SALT_BYTES: usize = 256;
 
@@ -77,7 +77,7 @@ impl TreePlace {
 }
 
 /// Returns the number of blocks of each level of the tree of this number of blocks, the largest first.
-fn levels(blocks: u64) -> Vec<u64> {
+pub(crate) fn levels(blocks: u64) -> Vec<u64> {
     let mut levels = Vec::new();
     let mut blocks = blocks;
     while blocks > 1 {

@@ -96,12 +96,16 @@ impl RemoteArgs {
 
     fn open_remote(&self, url: &str) -> anyhow::Result<Remote> {
         let location = Location::parse(url)?;
+        Ok(pagefold_remote::open(&location, &self.options()?)?)
+    }
+
+    fn options(&self) -> anyhow::Result<Options> {
         let mut options = Options::default();
         options.cache = Some(self.cache.open()?);
         options.is_offline = self.offline;
         options.may_be_unverified = self.unverified;
         options.recorder.clone_from(&self.recorder);
         options.follows_traces = self.follows_traces;
-        Ok(pagefold_remote::open(&location, &options)?)
+        Ok(options)
     }
 }

@@ -98,18 +98,44 @@ fn a_pushed_tree_is_a_layer_of_containerd() {
     let fixed = String::from_utf8(push.stdout).expect("text");
     let [(layer, name)] = &unpacked(&registry, &fixed)[..] else { panic!("one layer") };
 
-    // As 'ctr images build-erofs-cache --dmverity' leaves it.
     let cached = at("cache").join(name);
-    fs::create_dir_all(cached.parent().expect("a folder")).expect("a folder");
-    fs::copy(layer, &cached).expect("a copy");
+    let fetch = |changes: &[&str]| {
+        let mut fetch = pagefold();
+        fetch.args(["fetch", "--chunk-cache", text(&at("chunks"))]).args(changes);
+        fetch.arg("--layer-cache").arg(at("cache")).arg(registry.url("a:1"));
+        fetch
+    };
+    run(&mut fetch(&[]));
+    let (all, own) = (fs::read(&cached).expect("a layer"), fs::read(layer).expect("a blob"));
+    let (front, behind) = all.split_at(own.len());
+    let end = own.len().next_multiple_of(4096);
+    assert!(front == own && behind[..end - own.len()].iter().all(|byte| *byte == 0));
+    let beside = fs::read(format!("{}.dmverity", cached.display())).expect("a file");
+    let beside: Value = serde_json::from_slice(&beside).expect("JSON");
+    let root = beside["roothash"].as_str().expect("a sum");
+    assert_eq!(beside, json!({ "roothash": root, "hashoffset": end }));
     if let Some([veritysetup]) = programs(TEST, ["veritysetup"]) {
-        let end = fs::metadata(&cached).expect("a file").len().next_multiple_of(4096);
-        fs::File::options().write(true).open(&cached).and_then(|file| file.set_len(end)).expect("whole blocks");
-        let mut format = Command::new(veritysetup);
-        format.arg("format").args([&cached, &cached]).arg(format!("--hash-offset={end}"));
-        let made = format.args([format!("--data-blocks={}", end / 4096)]).output().expect("it starts");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let verify = |root: &str| {
+            let mut verify = Command::new(&veritysetup);
+            verify.arg("verify").args([&cached, &cached]).args([root, &format!("--hash-offset={end}")]);
+            verify.output().expect("it starts")
+        };
+        let found = verify(root);
+        assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+        assert!(!verify(&"0".repeat(64)).status.success());
     }
+    // A layer that is there stays.
+    let written = fs::metadata(&cached).and_then(|metadata| metadata.modified()).expect("a time");
+    run(&mut fetch(&[]));
+    assert_eq!(fs::metadata(&cached).and_then(|metadata| metadata.modified()).expect("a time"), written);
+    fs::remove_file(&cached).expect("removed");
+    // The chunks are in the cache, but the end of the layer is not.
+    assert_eq!(fetch(&["--offline"]).status().expect("it starts").code(), Some(1));
+    assert!(!cached.exists());
+    fs::write(&cached, "damaged").expect("a file");
+    fs::remove_file(format!("{}.dmverity", cached.display())).expect("removed");
+    run(&mut fetch(&[]));
+    assert_eq!(fs::read(&cached).expect("a layer"), all, "the same bytes each time");
     run(pagefold().arg("check").arg(&cached));
     if !rustix::process::geteuid().is_root() {
         return skip(TEST, "only root can mount");
@@ -144,4 +170,10 @@ fn indexes_are_not_layers_of_containerd() {
     let pushed = pushed.expect("the program starts");
     assert!(pushed.status.success(), "{}", String::from_utf8_lossy(&pushed.stderr));
     assert_eq!(unpacked(&registry, &String::from_utf8(pushed.stdout).expect("text")).len(), 2);
+    let fetched = pagefold()
+        .args(["fetch", "--chunk-cache", &at("chunks"), "--layer-cache", &at("cache"), &registry.url("a:1")])
+        .output();
+    let fetched = fetched.expect("the program starts");
+    let error = String::from_utf8_lossy(&fetched.stderr);
+    assert!(!fetched.status.success() && error.contains("containerd does not support"), "{error}");
 }

@@ -12,7 +12,8 @@ use std::{
 };
 
 use pagefold_remote::{
-    Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, check, open, push, push_trace,
+    Cache, Clusters, LayerFile, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, check, open, push,
+    push_trace,
 };
 use pagefold_storage::{ReadAt, Storage};
 use pagefold_testing::{
@@ -398,4 +399,44 @@ fn blobs_stay_as_they_are() {
     assert!(error.contains("65 devices, and at most 64 can be read"), "{error}");
     assert_eq!(check(None, &many, &location).expect_err("too many").to_string(), error);
     check(None, &many[1..], &location).expect("as many as can be read");
+}
+
+/// A manifest may give the sum of one layer, and the chunk index of another: containerd would use what
+/// is stored under that sum for all images with the layer.
+#[test]
+fn layers_of_another_sum_are_refused() {
+    let contents = Arc::<Mutex<Contents>>::default();
+    let blobs = Arc::clone(&contents);
+    let elsewhere = Server::start(move |request| {
+        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
+        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
+    });
+    let server = registry(Arc::clone(&contents), elsewhere.url(""), 1000);
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("oci://{}/a/b:1", server.address);
+    let image = bytes(100_001, 5);
+    pushed(&image_file(folder.path(), &image), &url);
+    let written = || {
+        let remote = opened(&url, |_| {});
+        let layer = LayerFile::of(&remote).expect("a layer");
+        let (path, file) = (layer.path(), tempfile::tempfile().expect("a file"));
+        let text = layer.write(&file, &Options::default(), &mut |_| {});
+        (path, text, layer.size_bytes())
+    };
+    let (path, text, size_bytes) = written();
+    let place: serde_json::Value = serde_json::from_str(&text.expect("written")).expect("JSON");
+    assert_eq!(place["hashoffset"], size_bytes.next_multiple_of(4096));
+    let digits = "ab".repeat(32);
+    {
+        let mut contents = contents.lock().expect("not poisoned");
+        let manifest: serde_json::Value = serde_json::from_slice(&contents.manifests["1"]).expect("a manifest");
+        let digest = manifest["layers"][0]["digest"].as_str().expect("a sum");
+        assert_eq!(path, Path::new(&format!("sha256/{}/{}.erofs", &digest[7..9], &digest[7..])));
+        let (blob, manifest) = (contents.blobs[digest].clone(), manifest.to_string().replace(&digest[7..], &digits));
+        contents.blobs.insert(format!("sha256:{digits}"), blob);
+        contents.manifests.insert("1".to_owned(), manifest.into());
+    }
+    let (path, text, _) = written();
+    assert_eq!(path, Path::new(&format!("sha256/ab/{digits}.erofs")));
+    assert!(text.expect_err("refused").to_string().contains("differs from its SHA-256 sum"));
 }
