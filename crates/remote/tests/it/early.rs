@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     sync::{Arc, Barrier, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pagefold_remote::{Cache, Location, Options, Remote, Sum, open};
@@ -158,6 +158,19 @@ fn invalid_parts_are_not_requested() {
 /// requests it is slow.
 #[test]
 fn servers_with_one_cache_request_the_parts_once() {
+    loop {
+        let begin = Instant::now();
+        let parts = parts_requested_by_six();
+        if parts == OPENING.map(|part| part.start) {
+            return;
+        }
+        // A server waits that long for another one. A busy machine may need longer.
+        assert!(begin.elapsed() >= Duration::from_millis(500), "{parts:?}");
+    }
+}
+
+/// Opens the image six times at the same time, and returns the starts of the parts that are requested.
+fn parts_requested_by_six() -> Vec<usize> {
     let registry = Registry::start([Answer::Late, Answer::Right], &opening());
     let folder = tempfile::tempdir().expect("a folder");
     let begin = Barrier::new(6);
@@ -177,5 +190,5 @@ fn servers_with_one_cache_request_the_parts_once() {
     let requested = requests.iter().filter_map(|request| request.range()).map(|range| range.start as usize);
     let mut parts: Vec<_> = requested.filter(|start| OPENING.iter().any(|part| part.start == *start)).collect();
     parts.sort_unstable();
-    assert_eq!(parts, OPENING.map(|part| part.start));
+    parts
 }
