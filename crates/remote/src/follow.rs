@@ -2,6 +2,7 @@
 //! Reads of chunks that are about to arrive wait for them; others do not wait for the trace.
 
 use std::{
+    collections::VecDeque,
     io::{self, Read},
     sync::{Arc, Weak, mpsc::Receiver},
     thread,
@@ -156,41 +157,55 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
         let chunks = trace.touches.iter().filter(|touch| touch.blob as usize == number);
         blob.begin_trace(chunks.map(|touch| touch.chunk as usize));
     }
-    let mut total = 0;
-    let mut touches = &trace.touches[..];
+    let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else {
+        return Ok(End::Closed);
+    };
+    let touches = &trace.touches[..];
+    let len_of = |touch: &Touch| open[touch.blob as usize].chunk_bytes(touch.chunk as usize);
+    let claim = |touch: &Touch| open[touch.blob as usize].claim(touch.chunk as usize);
+    let is_there = |touch: &&Touch| !open[touch.blob as usize].lacks(touch.chunk as usize);
+    // The window: the chunks that reads wait for, in order, and their bytes.
+    let (mut claims, mut window_bytes) = (VecDeque::<Option<Claim<'_>>>::new(), 0);
+    let (mut total, mut checked_at, mut start) = (0, None, Instant::now());
     // Looks up once which chunks are in the cache.
     let mut there = 0;
-    while !touches.is_empty() {
-        let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else {
-            return Ok(End::Closed);
-        };
-        let len_of = |touch: &Touch| open[touch.blob as usize].chunk_bytes(touch.chunk as usize);
-        let Some((count, window_bytes)) = first(touches, WINDOW_BYTES, len_of) else { return Ok(End::Wrong) };
-        total += window_bytes;
-        let is_there = |touch: &&Touch| !open[touch.blob as usize].lacks(touch.chunk as usize);
-        there += touches[there..].iter().take_while(is_there).count();
-        if total > MOST_TRACE_BYTES || there == touches.len() {
+    for (number, touch) in touches.iter().enumerate() {
+        if checked_at.is_none_or(|at| total - at >= WINDOW_BYTES) {
+            // Only this thread has the blob.
+            if open.iter().any(|blob| Arc::strong_count(blob) == 1) {
+                return Ok(End::Closed);
+            }
+            there = there.max(number);
+            there += touches[there..].iter().take_while(is_there).count();
+            if there == touches.len() {
+                return Ok(End::Done);
+            }
+            let (soon, _) = first(&touches[number..], WINDOW_BYTES + SOON_BYTES, len_of).unwrap_or_default();
+            open.iter().for_each(|blob| blob.announce(of_blobs(&touches[number..][..soon], &open, blob)));
+            open.iter().for_each(|blob| blob.let_reads_go());
+            (checked_at, start) = (Some(total), Instant::now());
+        }
+        for next in &touches[number + claims.len()..] {
+            let Some(len) = len_of(next) else { return Ok(End::Wrong) };
+            if !claims.is_empty() && window_bytes + len > WINDOW_BYTES {
+                break;
+            }
+            claims.push_back(claim(next));
+            window_bytes += len;
+        }
+        if start.elapsed() > LONGEST_WINDOW || open.iter().any(|blob| blob.gives_trace_up()) {
+            return Ok(End::Failed);
+        }
+        let mut bytes = vec![0; len_of(touch).unwrap_or(0) as usize];
+        window_bytes -= bytes.len() as u64;
+        total += bytes.len() as u64;
+        if total > MOST_TRACE_BYTES {
             return Ok(End::Done);
         }
-        let (window, rest) = touches.split_at(count);
-        let (soon, _) = first(rest, SOON_BYTES, len_of).unwrap_or_default();
-        open.iter().for_each(|blob| blob.announce(of_blobs(&rest[..soon], &open, blob)));
-        open.iter().for_each(|blob| blob.let_reads_go());
-        let claim = |touch: &Touch| open[touch.blob as usize].claim(touch.chunk as usize);
-        let claims: Vec<Option<Claim<'_>>> = window.iter().map(claim).collect();
-        let start = Instant::now();
-        for (touch, claim) in window.iter().zip(claims) {
-            if start.elapsed() > LONGEST_WINDOW || open.iter().any(|blob| blob.gives_trace_up()) {
-                return Ok(End::Failed);
-            }
-            let mut bytes = vec![0; len_of(touch).unwrap_or(0) as usize];
-            body.read_exact(&mut bytes)?;
-            if claim.is_some_and(|claim| !claim.land(bytes)) {
-                return Ok(End::Wrong);
-            }
+        body.read_exact(&mut bytes)?;
+        if claims.pop_front().flatten().is_some_and(|claim| !claim.land(bytes)) {
+            return Ok(End::Wrong);
         }
-        touches = rest;
-        there = there.saturating_sub(count);
     }
     Ok(End::Done)
 }
@@ -213,4 +228,45 @@ fn first(touches: &[Touch], most_bytes: u64, len_of: impl Fn(&Touch) -> Option<u
 fn of_blobs<'a>(touches: &'a [Touch], open: &'a [Arc<Blob>], blob: &'a Arc<Blob>) -> impl Iterator<Item = usize> + 'a {
     let is_of = |touch: &&Touch| Arc::ptr_eq(&open[touch.blob as usize], blob);
     touches.iter().filter(is_of).map(|touch| touch.chunk as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{blob::Noted, index::Indexing};
+
+    const CHUNK_BYTES: usize = 100_000;
+    const CHUNKS: usize = 40;
+
+    /// A body that checks, for each chunk, which of the later ones are about to arrive.
+    struct Checked<'a>(&'a Blob, usize);
+
+    impl Read for Checked<'_> {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            let Self(blob, number) = self;
+            assert_eq!(buf.len(), CHUNK_BYTES);
+            for later in *number..CHUNKS {
+                let is_announced = (later + 1 - *number) * CHUNK_BYTES <= WINDOW_BYTES as usize;
+                assert_eq!(blob.claim(later).is_none(), is_announced, "chunk {later} before {number}");
+            }
+            buf.fill(*number as u8);
+            *number += 1;
+            Ok(buf.len())
+        }
+    }
+
+    /// Reads of the next chunks wait for them, wherever the trace is.
+    #[test]
+    fn the_window_moves_with_each_chunk() {
+        let mut indexing = Indexing::new();
+        (0..CHUNKS).for_each(|number| indexing.add(&vec![number as u8; CHUNK_BYTES]));
+        let blob =
+            Blob::new("x".into(), Arc::new(indexing.finish()), None, None, true, Duration::ZERO, Noted::default());
+        let sum = Sum::of(b"x");
+        let touches = (0..CHUNKS as u32).map(|chunk| Touch { blob: 0, chunk }).collect();
+        let trace = Trace { blobs: vec![sum], touches };
+        let mut body = Checked(&blob, 0);
+        let end = arrive(&trace, &mut body, &[(sum, Arc::downgrade(&blob))]).expect("no failure");
+        assert_eq!((end, body.1), (End::Done, CHUNKS));
+    }
 }
