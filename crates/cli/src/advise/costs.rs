@@ -18,7 +18,8 @@ const PIECES: u64 = 6;
 /// Lengths of the pieces, none of which ends at a block's end, and of the zeros after each. The first
 /// two give the cost of a run and of its length: their difference is longer than any cluster of zeros.
 /// The others show how much the cost depends on where zeros begin.
-const CASES: [(u64, u64); 4] = [(20_011, 2 << 20), (20_011, 12 << 20), (70_000, 4 << 20), (70_000, 16 << 20)];
+const CASES: [(u64, u64); 5] =
+    [(20_011, 2 << 20), (20_011, 12 << 20), (70_000, 4 << 20), (70_000, 16 << 20), (20_011, 160 << 20)];
 
 /// Maximum bytes of an image for each byte of content: uncompressed blocks, and their indexes.
 const MOST: f64 = 1.0 + 1.0 / 64.0;
@@ -26,6 +27,9 @@ const MOST: f64 = 1.0 + 1.0 / 64.0;
 /// Maximum bytes for each byte of a hole: LZ4 reduces zeros to 1/255, and indexes take up to 8
 /// bytes for 4 KiB.
 const MOST_OF_HOLE: f64 = 1.0 / 128.0;
+
+/// Maximum bytes of a record of a cluster, or of a hole, in a file that is stored without its zeros.
+const RECORD_BYTES: f64 = 32.0;
 
 /// Bytes of an inode with its own time.
 pub(super) const INODE_BYTES: u64 = 64;
@@ -66,6 +70,15 @@ impl Zeros {
         let doubt = [(self.per_byte - least) * bytes.value, (most - self.per_byte) * bytes.value];
         Estimate::exact(self.per_run * runs) + bytes.scaled(self.per_byte) + Estimate::doubt(doubt)
     }
+}
+
+/// Returns the size of this many runs of zeros in files that are stored without their zeros. Of the
+/// data of such a file, `inner_bytes` are zeros that were packed with it, so they may be left out
+/// too. Its clusters have records instead of indexes.
+pub(super) fn without_zeros(runs: f64, data_bytes: Estimate, inner_bytes: f64) -> Estimate {
+    let of_runs = RECORD_BYTES * runs;
+    let of_data = RECORD_BYTES * data_bytes.high() / PAGE_BYTES as f64;
+    Estimate::exact(of_runs) + Estimate::doubt([of_runs + MOST_OF_HOLE * inner_bytes, of_runs + of_data])
 }
 
 /// Returns the bytes that a run of zeros after a piece of text takes in an image.

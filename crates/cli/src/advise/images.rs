@@ -411,16 +411,27 @@ fn rest(input: &Input, zeros: Option<Zeros>) -> Estimate {
         INODE_BYTES + 27 + 12 + input.name.len() as u64
     };
     let fixed_bytes = (SUPERBLOCK_BYTES + metadata_bytes).next_multiple_of(PAGE_BYTES);
-    let scanned = input.strata.iter().filter(|stratum| stratum.is_scanned());
-    let found = scanned
-        .clone()
-        .map(|stratum| Estimate::exact((stratum.pages * PAGE_BYTES) as f64) + stratum.data_bytes().scaled(-1.0));
-    let (found, hole_bytes) = (found.sum::<Estimate>(), input.hole_bytes as f64);
+    Estimate::exact(fixed_bytes as f64) + input.strata.iter().map(|stratum| rest_of(stratum, zeros)).sum()
+}
+
+/// Returns the size of a stratum's holes, and of zeros that were found by scanning.
+fn rest_of(stratum: &Stratum, zeros: Option<Zeros>) -> Estimate {
+    let data_bytes = stratum.data_bytes();
+    let found = if stratum.is_scanned() {
+        Estimate::exact((stratum.pages * PAGE_BYTES) as f64) + data_bytes.scaled(-1.0)
+    } else {
+        Estimate::exact(0.0)
+    };
     // Zeros and holes follow where data ends.
-    let ends: f64 = scanned.map(Stratum::data_ends).sum();
-    let zeros = match zeros {
+    let (ends, hole_bytes) = (stratum.data_ends(), stratum.hole_bytes as f64);
+    let stored = || match zeros {
         Some(zeros) => zeros.cost(ends, found + Estimate::exact(hole_bytes)),
         None => Estimate::unknown(found.high() + hole_bytes, costs::limits_of_zeros()),
     };
-    Estimate::exact(fixed_bytes as f64) + zeros
+    let left_out = || costs::without_zeros(ends, data_bytes, stratum.inner_zeros());
+    match stratum.zeros() {
+        [true, false] => stored(),
+        [false, true] => left_out(),
+        _ => stored().covering(left_out()),
+    }
 }

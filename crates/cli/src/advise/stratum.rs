@@ -100,6 +100,33 @@ struct Scanned {
     measured: Vec<(f64, f64)>,
 }
 
+/// Shorter files are stored with their zeros, at a small cost for each of them.
+pub(super) const LONG_BYTES: u64 = 1 << 30;
+
+/// Longer files are stored without their zeros if one part in this many is data.
+pub(super) const LONG_DATA_PARTS: u64 = 16;
+
+/// The image writer counts shorter zeros between data as data.
+const SHORT_ZEROS_BYTES: u64 = 64 * PAGE_BYTES;
+
+/// Returns the most that the image writer counts as data, of so much data in so many stretches.
+pub(super) fn most_data(data_bytes: u64, stretches: u64) -> u64 {
+    data_bytes.saturating_add(stretches.saturating_mul(SHORT_ZEROS_BYTES))
+}
+
+/// Files of a stratum that the image writer stores without their zeros if they have little data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum LongFiles {
+    #[default]
+    None,
+    /// One file of this length.
+    One(u64),
+    /// Some, among others.
+    Some,
+    /// All, and each is known to have little data.
+    NearlyEmpty,
+}
+
 /// Units of files with similar sizes.
 #[derive(Debug, Default)]
 pub(super) struct Stratum {
@@ -109,6 +136,9 @@ pub(super) struct Stratum {
     pub(super) pages: u64,
     /// Whether the units are pieces of large files, which may be zeros.
     pub(super) has_pieces: bool,
+    pub(super) long_files: LongFiles,
+    /// Bytes of the files' holes, which have no units.
+    pub(super) hole_bytes: u64,
     scanned: Option<Scanned>,
 }
 
@@ -195,6 +225,29 @@ impl Stratum {
         ends as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64
     }
 
+    /// Returns the likely bytes of zeros between the first and the last data of units.
+    pub(super) fn inner_zeros(&self) -> f64 {
+        let Some(scanned) = &self.scanned else { return 0.0 };
+        let inner: u64 = scanned.data.iter().map(|unit| unit.len_bytes.saturating_sub(unit.data_bytes)).sum();
+        inner as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64
+    }
+
+    /// Returns whether the zeros of its files may be stored, and whether they may be left out.
+    pub(super) fn zeros(&self) -> [bool; 2] {
+        match self.long_files {
+            LongFiles::None => [true, false],
+            LongFiles::NearlyEmpty => [false, true],
+            LongFiles::Some => [true, true],
+            LongFiles::One(len) => {
+                let data = self.data_bytes();
+                let most = most_data(data.high() as u64, self.data_ends().ceil() as u64);
+                let is_little = most <= len / LONG_DATA_PARTS;
+                let is_much = self.is_scanned() && data.low() > (len / LONG_DATA_PARTS) as f64;
+                [!is_little, !is_much]
+            }
+        }
+    }
+
     /// Returns the number of pages that were scanned and are zero.
     pub(super) fn scanned_zero_pages(&self) -> u64 {
         self.scanned.as_ref().map_or(0, |scanned| (scanned.pages_bytes - scanned.data_bytes) / PAGE_BYTES)
@@ -270,6 +323,28 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    /// A long file's zeros are left out if at most a sixteenth is data, or is close to data.
+    #[test]
+    fn zeros_are_left_out_if_there_is_little_data() {
+        let of = |data_units: u64, pages: u64, scanned: u64| {
+            let mut stratum = Stratum::of_pieces();
+            stratum.long_files = LongFiles::One(LONG_BYTES);
+            stratum.add(0, 0, data_units * UNIT_BYTES);
+            stratum.hole_bytes = LONG_BYTES - data_units * UNIT_BYTES;
+            let data = Data { first_page: 0, end_page: pages, pages };
+            stratum.restrict(&vec![data; scanned as usize]);
+            stratum.zeros()
+        };
+        let [stored, left_out] = [[true, false], [false, true]];
+        assert_eq!(of(64, 256, 0), left_out);
+        assert_eq!(of(65, 256, 0), [true, true], "it may be zeros");
+        assert_eq!(of(65, 256, 65), stored);
+        assert_eq!(of(65, 256, 10), [true, true]);
+        assert_eq!(of(512, 1, 512), [true, true], "zeros between data may be too short");
+        assert_eq!(of(200, 1, 200), left_out);
+        assert_eq!(of(512, 0, 512), left_out);
+    }
 
     #[test]
     fn every_unit_is_taken_once() {

@@ -87,6 +87,50 @@ fn it_ends_in_time_and_is_wider_rather_than_wrong() {
     assert!(sampled[0] == 0 && sampled.is_sorted(), "{sampled:?}");
 }
 
+/// The image writer stores such files without their zeros, whichever of them are holes.
+#[test]
+fn long_files_of_zeros_cost_next_to_nothing() {
+    const GIB: u64 = 1 << 30;
+    let folder = TempDir::new().expect("a folder");
+    let file = |name: &str, len: u64, data: &[(u64, usize)]| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        let file = fs::File::create(&path).expect("a file");
+        file.set_len(len).expect("a hole");
+        let write = |(at, len): &(u64, usize)| file.write_all_at(&content(*len), *at).expect("room");
+        data.iter().for_each(write);
+        path
+    };
+    let scattered: Vec<_> = (0..300).map(|number| (number * 9 * 1_000_003 / 4096 * 4096, 4096)).collect();
+    let cases: [(&str, u64, &[(u64, usize)]); 5] = [
+        ("empty", 4 << 40, &[]),
+        ("a page", 100 * GIB, &[(12_345 << 12, 4096)]),
+        ("just long", GIB, &[(5 << 20, 3_000_000)]),
+        ("just short", GIB - 4096, &[(5 << 20, 3_000_000)]),
+        ("scattered", 20 * GIB, &scattered),
+    ];
+    for (name, len, data) in cases {
+        let path = file(name, len, data);
+        let (report, _) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
+        for image in &report.images {
+            let truth = image_bytes(&path, image.codec, image.cluster);
+            // Half a block of metadata, and the error of adding up small images.
+            let slack = 2048.0 + truth * 0.015;
+            let (low, high) = (image.bytes.low() - slack, image.bytes.high() + slack);
+            assert!(low <= truth && truth <= high, "{name}: {truth} {low} {high} {image:?}");
+            let is_narrow = high <= 1.2 * truth + 50_000.0;
+            assert!(is_narrow || name == "just short", "{name}: {truth} {image:?}");
+        }
+    }
+    // Several in a directory.
+    for number in 0..3 {
+        file(&format!("some/{number}"), 2 * GIB, &[(number << 20, 50_000)]);
+    }
+    let (report, _) =
+        measure(&args(&folder.path().join("some")), &Clock::counted(Duration::from_micros(1))).expect("figures");
+    assert!(report.images.iter().all(|image| image.bytes.high() < 400_000.0), "{:?}", report.images);
+}
+
 #[test]
 fn listing_ends_in_time() {
     let folder = TempDir::new().expect("a folder");

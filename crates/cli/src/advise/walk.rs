@@ -22,7 +22,7 @@ use rustix::fs::{SeekFrom as Sparse, seek};
 use super::{
     clock::Deadline,
     input::{Files, Input, InputKind, Names, Skipped},
-    stratum::{Stratum, UNIT_BYTES},
+    stratum::{LONG_BYTES, LONG_DATA_PARTS, LongFiles, Stratum, UNIT_BYTES, most_data},
 };
 
 /// Maximum file size of each stratum. Longer files are cut into units, in a separate stratum.
@@ -55,7 +55,14 @@ pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threa
     let len = file.seek(SeekFrom::End(0)).with_context(shown)?;
     ensure!(len > 0, "{} is empty", shown());
     let mut stratum = Stratum::of_pieces();
-    let data_bytes = add_data(&mut stratum, 0, &file, len, map_end);
+    let mapped = Mapped::of(&file, len, map_end);
+    mapped.add_to(&mut stratum, 0, len);
+    stratum.long_files = match len {
+        _ if mapped.is_nearly_empty(len) => LongFiles::NearlyEmpty,
+        LONG_BYTES.. => LongFiles::One(len),
+        _ => LongFiles::None,
+    };
+    let hole_bytes = stratum.hole_bytes;
     Ok(Input {
         kind: if kind.is_file() { InputKind::File } else { InputKind::Device },
         name: shown(),
@@ -63,39 +70,69 @@ pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threa
         strata: vec![stratum],
         names: Names { files: 1, ..Names::default() },
         skipped: Skipped::default(),
-        hole_bytes: len - data_bytes,
+        hole_bytes,
     })
 }
 
-/// Adds the units of a file of `len` bytes that contain data, and returns their number of bytes. A
-/// part not examined until `end` counts as data.
-fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64, end: Deadline<'_>) -> u64 {
-    let (mut at, mut added) = (0, 0);
-    for stretch in 0.. {
-        let is_known = stretch < MOST_STRETCHES && !end.is_over();
-        let next = if is_known { seek(file, Sparse::Data(at)) } else { Ok(at) };
-        let next = match next {
-            Ok(next) => next.max(at).min(len),
-            Err(rustix::io::Errno::NXIO) => break,
-            // A file system that does not report holes is treated as having none.
-            Err(_) => at,
-        };
-        let from = next / UNIT_BYTES * UNIT_BYTES;
-        let to = match if is_known { seek(file, Sparse::Hole(next)) } else { Ok(len) } {
-            Ok(hole) => hole.min(len).next_multiple_of(UNIT_BYTES).min(len),
-            Err(_) => len,
-        };
-        let from = from.max(at);
-        if from >= to {
-            break;
+/// Where a file has data.
+struct Mapped {
+    /// Offset and length of ranges that begin and end with units or the file.
+    ranges: Vec<(u64, u64)>,
+    /// The bytes of data in them, and in how many stretches, as far as holes are known.
+    data_bytes: u64,
+    stretches: u64,
+}
+
+impl Mapped {
+    /// Maps a file of `len` bytes. A part not examined until `end` counts as data.
+    fn of(file: &File, len: u64, end: Deadline<'_>) -> Self {
+        let mut mapped = Self { ranges: Vec::new(), data_bytes: 0, stretches: 0 };
+        let mut at = 0;
+        for stretch in 0.. {
+            let is_known = stretch < MOST_STRETCHES && !end.is_over();
+            let next = if is_known { seek(file, Sparse::Data(at)) } else { Ok(at) };
+            let next = match next {
+                Ok(next) => next.max(at).min(len),
+                Err(rustix::io::Errno::NXIO) => break,
+                // A file system that does not report holes is treated as having none.
+                Err(_) => at,
+            };
+            let from = next / UNIT_BYTES * UNIT_BYTES;
+            let hole = match if is_known { seek(file, Sparse::Hole(next)) } else { Ok(len) } {
+                Ok(hole) => hole.min(len),
+                Err(_) => len,
+            };
+            let to = hole.next_multiple_of(UNIT_BYTES).min(len);
+            let from = from.max(at);
+            if from >= to {
+                break;
+            }
+            mapped.ranges.push((from, to - from));
+            // Data behind the hole in its unit counts as such.
+            mapped.data_bytes += to - next;
+            mapped.stretches += 1;
+            at = to;
+            if at >= len {
+                break;
+            }
         }
-        stratum.add(number, from, to - from);
-        (at, added) = (to, added + (to - from));
-        if at >= len {
-            break;
-        }
+        mapped
     }
-    added
+
+    /// Adds the ranges of a file of `len` bytes to a stratum.
+    fn add_to(&self, stratum: &mut Stratum, number: u32, len: u64) {
+        let mut bytes = 0;
+        for (from, range_bytes) in &self.ranges {
+            stratum.add(number, *from, *range_bytes);
+            bytes += range_bytes;
+        }
+        stratum.hole_bytes += len - bytes;
+    }
+
+    /// Returns whether the image writer certainly stores the file of `len` bytes without its zeros.
+    fn is_nearly_empty(&self, len: u64) -> bool {
+        len >= LONG_BYTES && most_data(self.data_bytes, self.stretches) <= len / LONG_DATA_PARTS
+    }
 }
 
 /// Opens a file, if it can be opened and the time is not over.
@@ -240,19 +277,25 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
     };
     let mut strata: Vec<Stratum> = STRATA.iter().map(|_| Stratum::default()).collect();
     strata.push(Stratum::of_pieces());
+    let mut nearly_empty = Stratum::of_pieces();
+    nearly_empty.long_files = LongFiles::NearlyEmpty;
     let (mut all_directories, mut all_files) = (Vec::new(), Vec::new());
     for found in found {
         let first = all_directories.len() as u32;
         for (at, (directory, name, len)) in found.files.into_iter().enumerate() {
             let number = all_files.len() as u32;
             let stratum = &mut strata[STRATA.partition_point(|most| *most < len)];
-            if found.sparse.contains(&at) {
-                match open_in_time(&found.directories[directory as usize].join(&*name), map_end) {
-                    Some(file) => input.hole_bytes += len - add_data(stratum, number, &file, len, map_end),
-                    None => stratum.add(number, 0, len),
+            if len >= LONG_BYTES {
+                stratum.long_files = LongFiles::Some;
+            }
+            let file = found.sparse.contains(&at).then(|| found.directories[directory as usize].join(&*name));
+            match file.and_then(|path| open_in_time(&path, map_end)) {
+                Some(file) => {
+                    let mapped = Mapped::of(&file, len, map_end);
+                    let stratum = if mapped.is_nearly_empty(len) { &mut nearly_empty } else { stratum };
+                    mapped.add_to(stratum, number, len);
                 }
-            } else {
-                stratum.add(number, 0, len);
+                None => stratum.add(number, 0, len),
             }
             all_files.push((first + directory, name));
         }
@@ -261,7 +304,9 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
         input.skipped.unreadable += found.unreadable;
         input.skipped.more |= found.more;
     }
-    strata.retain(|stratum| stratum.bytes > 0);
+    strata.push(nearly_empty);
+    strata.retain(|stratum| stratum.bytes > 0 || stratum.hole_bytes > 0);
+    input.hole_bytes = strata.iter().map(|stratum| stratum.hole_bytes).fold(0, u64::saturating_add);
     input.strata = strata;
     input.files = Files::Many { directories: all_directories, files: all_files };
     let named = input.names.files + input.names.others;
