@@ -2,16 +2,19 @@
 
 use std::{
     env,
-    fs::{File, OpenOptions},
-    io::{self, IsTerminal, Write},
-    os::unix::net::UnixDatagram,
+    fs::{self, File, Metadata, OpenOptions},
+    io::{self, IsTerminal, Read, Write},
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt},
+        net::UnixDatagram,
+    },
     path::{Path, PathBuf},
     process,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::SystemTime,
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -22,6 +25,9 @@ use crate::text::{date, show};
 
 /// The socket of the system log (RFC 3164), which the journal provides too.
 const SYSTEM_LOG: &str = "/dev/log";
+
+/// The beginning of each line of a log file, with 0 for any digit.
+const LINE: &[u8] = b"0000-00-00T00:00:00Z pagefold: ";
 
 /// Severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -67,12 +73,27 @@ pub(crate) enum Sink {
 }
 
 impl Sink {
-    /// Opens a log file.
+    /// Opens a log file, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// It cannot be opened, or it has content that is no log.
     pub(crate) fn file(path: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot open the log file {}", path.display());
         let path = std::path::absolute(path).with_context(failed)?;
         let file = OpenOptions::new().create(true).append(true).open(&path).with_context(failed)?;
+        ensure!(
+            takes_lines(&file, &path).with_context(failed)?,
+            "{} is not a log of pagefold's, so nothing is appended to it: name another file with --log-file",
+            path.display()
+        );
         Ok(Self::File(path, file))
+    }
+
+    /// Returns whether the lines go to the file at `path`.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        let Self::File(_, file) = self else { return false };
+        let found = file.metadata().and_then(|file| Ok(is_same(&file, &fs::metadata(path)?)));
+        found.is_ok_and(|is_same| is_same)
     }
 
     /// Opens the system log. Fails if there is none.
@@ -103,6 +124,34 @@ impl Sink {
             }
         };
     }
+}
+
+/// Returns whether lines may be appended to an open file: it is empty, begins with a line of a log, or
+/// is a pipe, a terminal, or this process's standard output or error, which its user chose.
+fn takes_lines(file: &File, path: &Path) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    let kind = metadata.file_type();
+    let is_standard = |stream: rustix::io::Result<rustix::fs::Stat>| {
+        stream.is_ok_and(|stream| (stream.st_dev, stream.st_ino) == (metadata.dev(), metadata.ino()))
+    };
+    let has_content = kind.is_block_device() || kind.is_file() && metadata.len() > 0;
+    if !has_content || is_standard(fstat(io::stderr())) || is_standard(fstat(io::stdout())) {
+        return Ok(true);
+    }
+    let readable = File::open(path)?;
+    let mut start = Vec::new();
+    (&readable).take(LINE.len() as u64).read_to_end(&mut start)?;
+    let is_line = start.len() == LINE.len()
+        && start.iter().zip(LINE).all(|(byte, line)| match line {
+            b'0' => byte.is_ascii_digit(),
+            line => byte == line,
+        });
+    // The name may have got another file since.
+    Ok(is_line && is_same(&metadata, &readable.metadata()?))
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 /// Where a server's lines go.
@@ -267,6 +316,31 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn lines_are_appended_to_logs_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        for (content, is_log) in [
+            ("", true),
+            ("2026-01-31T23:59:59Z pagefold: listening\n", true),
+            ("2026-01-31T23:59:59Z pagefold", false),
+            ("2026-01-31 23:59:59Z pagefold: listening\n", false),
+            ("size = \"1G\"\n", false),
+            ("4194303\n", false),
+            ("\n", false),
+        ] {
+            fs::write(&path, content).expect("a file");
+            let opened = Sink::file(&path);
+            assert_eq!(opened.is_ok(), is_log, "{content:?}");
+            if let Err(error) = opened {
+                let message = error.to_string();
+                assert!(message.starts_with(&format!("{} is not a log", path.display())), "{message}");
+            }
+            assert_eq!(fs::read_to_string(&path).expect("the file"), content);
+        }
+        assert!(Sink::file(Path::new("/dev/null")).is_ok_and(|sink| sink.is_at(Path::new("/dev/null"))));
+    }
 
     #[test]
     fn a_log_file_has_times_and_is_reopened() {

@@ -40,7 +40,10 @@ mod top;
 
 use std::{env, process::ExitCode};
 
-use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
+use clap::{
+    CommandFactory, Parser, Subcommand,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use pagefold_size as size;
 use report::{Misuse, complaint, print};
 use text::message;
@@ -126,8 +129,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
         Err(error) => {
-            let is_ls = error.kind() == ErrorKind::MissingRequiredArgument
-                && env::args().nth(1).is_some_and(|name| name == "ls");
+            let about_servers = match error.get(ContextKind::InvalidArg) {
+                Some(ContextValue::String(name)) if error.kind() == ErrorKind::UnknownArgument => {
+                    ["--dir", "--control"].contains(&name.as_str())
+                }
+                _ => error.kind() == ErrorKind::MissingRequiredArgument,
+            };
+            let is_ls = about_servers && env::args_os().nth(1).is_some_and(|name| name == "ls");
             let hint = if is_ls { "; 'pagefold disks' lists the disks of a server" } else { "" };
             return refuse(&format!("{}{hint}", complaint(&error)));
         }

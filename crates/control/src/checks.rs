@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use pagefold_size::{show, written};
+
 use crate::{Add, AddBase, Code, DiskQuota, Failure, Fork, Quota, Resize, check_name};
 
 /// Maximum number of disks per fork request: the answer has a record of each.
@@ -128,7 +130,9 @@ pub fn check_size(size_bytes: u64) -> Result<(), Failure> {
 pub fn check_limit(limit_bytes: Option<u64>) -> Result<(), Failure> {
     if let Some(limit_bytes) = limit_bytes.filter(|&limit_bytes| limit_bytes < MIN_LIMIT_BYTES) {
         let what = format!(
-            "memory limit of {limit_bytes} bytes is too small: a disk with a single page needs {MIN_LIMIT_BYTES}"
+            "memory limit of {} is too small: a disk with a single page needs {}",
+            written(limit_bytes),
+            show(MIN_LIMIT_BYTES)
         );
         return Err(Failure::new(Code::InvalidLimit, what));
     }

@@ -12,6 +12,7 @@ use std::{
 };
 
 use pagefold_codec::{Codec, Fold, PAGE_SIZE};
+use pagefold_size::{show, written};
 
 use crate::{
     background::Background,
@@ -120,7 +121,7 @@ pub enum NewPoolError {
     #[error("cannot reserve address space for the pool (see ulimit -v): {0}")]
     AddressSpace(#[source] io::Error),
     /// The limit is too small for a single page.
-    #[error("memory limit of {limit} bytes is too small: a single page needs {needed} bytes")]
+    #[error("memory limit of {} is too small: a single page needs {}", written(*limit), show(*needed))]
     LimitTooSmall {
         /// The requested limit.
         limit: u64,

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use pagefold_base::Format;
 use pagefold_codec::{Codec, NAMES};
 use pagefold_control::check_name;
@@ -260,7 +260,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Level::Info, value_name = "LEVEL")]
     pub(super) log: Level,
 
-    /// Append messages to FILE instead of writing them to standard error. SIGHUP opens it again
+    /// Append messages to FILE instead of writing them to standard error. An existing file must be a
+    /// log or empty. SIGHUP opens it again
     #[arg(long, value_name = "FILE")]
     pub(super) log_file: Option<PathBuf>,
 
@@ -337,7 +338,16 @@ impl Args {
     pub(super) fn open_log(&self, log: Log) -> anyhow::Result<()> {
         match &self.log_file {
             Some(path) => {
-                log.add(Sink::file(path)?);
+                let sink = Sink::file(path)?;
+                // A lock is empty until its server has signed it.
+                let lock =
+                    server_directory::path(self.dir.as_deref()).map(|directory| server_directory::lock(&directory));
+                if let Ok(lock) = lock
+                    && sink.is_at(&lock)
+                {
+                    bail!("{} is the server's own lock: name another file with --log-file", path.display());
+                }
+                log.add(sink);
                 if !self.announce {
                     log.leave_stderr();
                 }

@@ -4,16 +4,12 @@ use pagefold_disk::NewPoolError;
 use pagefold_server::{BaseFile, Code, Config, Manage, Server};
 
 use super::{args::Args, config::AtStart};
-use crate::{report::misuse, size};
+use crate::report::misuse;
 
 /// Creates the server with its disks.
 pub(super) fn new_server(args: &Args, at_start: &AtStart, config: Config) -> anyhow::Result<Server> {
     let server = Server::new(config).map_err(|error| match error {
-        NewPoolError::LimitTooSmall { limit, needed } => misuse(anyhow::anyhow!(
-            "memory limit of {} is too small: a single page needs {}",
-            size::written(limit),
-            size::show(needed)
-        )),
+        error @ NewPoolError::LimitTooSmall { .. } => misuse(error),
         error => error.into(),
     })?;
     args.disks().iter().try_for_each(|disk| server.add(disk).map(drop)).map_err(misuse)?;

@@ -165,6 +165,23 @@ fn idle_clients_give_way() {
 }
 
 #[test]
+fn limits_that_are_too_small_are_shown_as_people_write_them() {
+    let server = Server::start(&["--export", "name=a,size=1M"]);
+    for (args, needs) in [
+        (&["limit", "1K"][..], "a single page needs "),
+        (&["limit", "a", "1K"], "a disk with a single page needs 8 KiB"),
+        (&["add", "b", "--size", "1M", "--limit", "1K"], "a disk with a single page needs 8 KiB"),
+        (&["fork", "a", "b", "--limit", "1K"], "a disk with a single page needs 8 KiB"),
+    ] {
+        let message = run_to_fail(&mut server.ask(args));
+        let what = format!("memory limit of 1 KiB is too small: {needs}");
+        assert!(message.contains(&what) && message.ends_with("KiB\n"), "{args:?}: {message}");
+    }
+    let message = run_to_fail(&mut server.ask(&["limit", "0"]));
+    assert!(message.contains("memory limit of 0 B is too small"), "{message}");
+}
+
+#[test]
 fn commands_report_their_effects() {
     let server = Server::start(&["--export", "name=a,size=1M", "--memory-limit", "1G"]);
     let said = |args: &[&str]| run(&mut server.ask(args));

@@ -73,6 +73,49 @@ fn pack(args: &[&str]) -> Command {
     command
 }
 
+/// A server's lines are appended to a log only, by whatever name a file is reached.
+#[test]
+fn a_log_is_appended_to_no_file_of_another_kind() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("base.img", &[1; 8192]);
+    folder.write("serve.toml", b"size = \"1M\"\n");
+    folder.write("other.toml", format!("size = \"1M\"\nlog-file = {:?}\n", at("base.img")).as_bytes());
+    fs::hard_link(at("base.img"), at("hard")).expect("a link");
+    std::os::unix::fs::symlink("base.img", at("soft")).expect("a link");
+    let place = at("place");
+    fs::create_dir(&place).expect("a folder");
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o700)).expect("a mode");
+    for lock in ["", "4194303\n"] {
+        folder.write("place/lock", lock.as_bytes());
+        for (args, log) in [
+            (&["--format", "raw", &at("base.img")][..], "base.img"),
+            (&["--format", "raw", &at("base.img")], "hard"),
+            (&["--format", "raw", &at("base.img")], "soft"),
+            (&["--config", &at("serve.toml")], "serve.toml"),
+            (&["--size", "1M"], "place/lock"),
+            (&["--config", &at("other.toml")], ""),
+        ] {
+            let mut command = pagefold();
+            command.arg("serve").args(args).args(["--dir", &place]);
+            let given = if log.is_empty() { at("base.img") } else { at(log) };
+            if !log.is_empty() {
+                command.args(["--log-file", &given]);
+            }
+            let message = folder.refuses(&mut command);
+            assert!(message.contains(&given) && message.contains("name another file with --log-file"), "{message}");
+        }
+    }
+    folder.write("log", b"2026-01-31T23:59:59Z pagefold: stopping\n");
+    folder.write("empty", b"");
+    for log in ["log", "empty", "new"] {
+        let before = fs::read(at(log)).unwrap_or_default();
+        run(pagefold().args(["serve", "--size", "1M", "--dir", &place, "--log-file", &at(log), "--run", "true"]));
+        let after = fs::read(at(log)).expect("a log");
+        assert!(after.starts_with(&before) && after.len() > before.len(), "{log}");
+    }
+}
+
 #[test]
 fn no_source_is_replaced() {
     let folder = Folder::new();
