@@ -1,6 +1,7 @@
 //! The running server that a subcommand connects to.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fs::File,
     io::ErrorKind,
@@ -63,16 +64,23 @@ impl Peer {
     }
 
     /// Returns the files of the server, which no output may replace: those that it serves as bases,
-    /// and the lock of its directory.
+    /// their devices, and the lock of its directory.
     pub(crate) fn inputs(&self) -> anyhow::Result<Inputs> {
         let mut inputs = Inputs::default();
         if let Some(directory) = self.directory()? {
             inputs.add("the server's lock", &server_directory::lock(&directory));
         }
         let listing: Listing = self.connect()?.call(&Command::List {})?;
-        for path in listing.disks.into_iter().filter_map(|disk| disk.path) {
+        // Forks name the files of their base again.
+        let (mut bases, mut devices) = (BTreeSet::new(), BTreeSet::new());
+        for disk in listing.disks {
+            bases.extend(disk.path);
+            devices.extend(disk.devices);
+        }
+        for path in bases {
             inputs.add("the server's base", &ImagePath::from(OsString::from(path)).image);
         }
+        devices.iter().for_each(|device| inputs.add("the base's device", Path::new(device)));
         Ok(inputs)
     }
 

@@ -79,6 +79,7 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         read_only: false,
         kind: DiskKind::Ram,
         path: None,
+        devices: Vec::new(),
         from: None,
         age_seconds: 0,
         changed_bytes: 0,
@@ -144,7 +145,8 @@ impl Manage for Model {
         let path = Some(base.path.clone());
         let record = record(base.name.clone(), 512);
         let socket = base.socket.as_ref().map(|socket| socket.path.clone());
-        let record = DiskRecord { read_only: true, kind: DiskKind::Base, path, socket, ..record };
+        let devices = base.devices.clone();
+        let record = DiskRecord { read_only: true, kind: DiskKind::Base, path, devices, socket, ..record };
         self.insert(bounded(record, base.quota))
     }
 

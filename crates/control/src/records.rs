@@ -52,6 +52,9 @@ pub struct DiskRecord {
     /// Path of the base's file, or of the file of the base below the disk.
     #[serde(default)]
     pub path: Option<String>,
+    /// Paths or URLs of that file's devices.
+    #[serde(default)]
+    pub devices: Vec<String>,
     /// Name of the disk that it was forked from, at the time of the fork.
     #[serde(default)]
     pub from: Option<String>,

@@ -55,6 +55,12 @@ impl BaseDisk {
         self.file.as_ref().map(|file| &*file.path)
     }
 
+    /// Returns the file's devices, as users name them.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        let devices = self.file.iter().flat_map(|file| &file.devices);
+        devices.map(|device| pagefold_storage::shown(device)).collect()
+    }
+
     /// Returns what a client needs to read the base itself; `None` if it is not a file, or if its
     /// path is not UTF-8.
     pub(crate) fn record(&self) -> Option<BaseRecord> {

@@ -61,6 +61,8 @@ pub(crate) struct FoundDisk {
     pub(crate) kind: DiskKind,
     /// The file of the base: of this disk, or of the base below it.
     pub(crate) path: Option<String>,
+    /// That file's devices.
+    pub(crate) devices: Vec<String>,
     pub(crate) from: Option<String>,
     pub(crate) age: Duration,
     /// Bytes of the disk's own pages; the next field is the memory that they use.
@@ -146,6 +148,7 @@ impl Disk {
             read_only: self.read_only,
             kind: self.backing.kind(),
             path: self.base().and_then(|base| base.path()).map(str::to_owned),
+            devices: self.base().map_or_else(Vec::new, |base| base.devices()),
             from: self.origin.as_ref().map(|origin| origin.name.clone()),
             age: self.made.elapsed(),
             changed_bytes: stats.orig_data_size,

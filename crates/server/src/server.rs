@@ -276,6 +276,7 @@ impl Server {
             read_only: found.read_only,
             kind: found.kind,
             path: found.path,
+            devices: found.devices,
             from: found.from,
             age_seconds: found.age.as_secs(),
             changed_bytes: found.changed_bytes,

@@ -11,7 +11,9 @@
 //! that names it, and each decompressed layer the digest in the config.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{env, fmt};
 
@@ -25,6 +27,14 @@ use crate::{
     Result,
     error::{Within, ensure, refuse},
 };
+
+/// The two documents at the top of an OCI layout.
+pub(crate) const LAYOUT: &str = "oci-layout";
+pub(crate) const INDEX: &str = "index.json";
+const BLOBS: &str = "blobs";
+
+/// What to do with an incomplete image.
+const RENEW: &str = "save or copy the image again; to pack what there is, give a directory with it and --format raw";
 
 /// The maximum size of a manifest, an index or a config in bytes; registries allow 4 MiB.
 const MOST_DOCUMENT_BYTES: u64 = 4 << 20;
@@ -121,6 +131,14 @@ struct Saved {
     layers: Vec<String>,
 }
 
+impl Saved {
+    /// Returns whether it is written as by `docker save`, though files that it names may be missing.
+    fn is_of_docker(&self) -> bool {
+        let name = self.config.rsplit('/').next().unwrap_or_default();
+        !self.layers.is_empty() || is_blob("sha256", name.trim_end_matches(".json").as_bytes())
+    }
+}
+
 #[derive(Debug, Deserialize)]
 struct Config {
     #[serde(flatten)]
@@ -160,11 +178,12 @@ pub(crate) fn layers(
 ) -> Result<Option<Vec<Layer>>> {
     let files = Files { tree };
     let shown = || name.display().to_string();
-    let images = if files.has("oci-layout") && files.has("index.json") {
+    let images = if files.has(LAYOUT) && files.has(INDEX) {
         files.of_layout().within(shown)?
-    } else if let Some(saved) = files.saved() {
+    } else if let Some(saved) = files.saved().within(shown)? {
         files.of_docker(saved).within(shown)?
     } else {
+        files.parts().check().within(shown)?;
         return Ok(None);
     };
     let image = chosen(images, platform).within(shown)?;
@@ -215,6 +234,43 @@ fn chosen(mut images: Vec<ListedImage>, platform: Option<&Platform>) -> Result<L
             "it contains several images for {wanted}: {}: save one of them, or select a variant with --platform",
             listed(&images)
         ),
+    }
+}
+
+/// Which parts of an OCI layout there are.
+pub(crate) struct LayoutParts {
+    has_layout: bool,
+    /// Whether `index.json` is an index of images.
+    has_index: bool,
+    has_blobs: bool,
+}
+
+impl LayoutParts {
+    /// Returns those in a directory of the system.
+    pub(crate) fn of_directory(path: &Path) -> Self {
+        let index = Some(path.join(INDEX)).filter(|index| index.is_file()).and_then(|index| File::open(index).ok());
+        let index = index.map(|file| BufReader::new(file.take(MOST_DOCUMENT_BYTES)));
+        let index = index.and_then(|index| serde_json::from_reader::<_, Document>(index).ok());
+        Self {
+            has_layout: path.join(LAYOUT).is_file(),
+            has_index: index.is_some_and(|index| index.manifests.is_some()),
+            has_blobs: ALGORITHMS.iter().any(|(name, ..)| {
+                let blobs = fs::read_dir(path.join(BLOBS).join(name)).into_iter().flatten().flatten();
+                blobs.into_iter().any(|blob| is_blob(name, blob.file_name().as_bytes()))
+            }),
+        }
+    }
+
+    /// Fails if a layout lacks one of its documents. Other files with one of these names are not
+    /// next to blobs.
+    pub(crate) fn check(&self) -> Result<()> {
+        let missing = match (self.has_layout, self.has_index) {
+            (true, false) => INDEX,
+            (false, true) => LAYOUT,
+            _ => return Ok(()),
+        };
+        ensure!(!self.has_blobs, "it is an incomplete OCI layout: {missing} is missing: {RENEW}");
+        Ok(())
     }
 }
 
@@ -276,12 +332,37 @@ impl Files<'_> {
         serde_json::from_slice(&bytes).within(|| format!("{} cannot be understood", blob.path))
     }
 
-    /// Returns the images that `manifest.json` describes, if it is one of `docker save`.
-    fn saved(&self) -> Option<Vec<Saved>> {
+    /// Returns the images that `manifest.json` describes, if it is one of `docker save`. Fails if it
+    /// is, but a file that it names is missing.
+    fn saved(&self) -> Result<Option<Vec<Saved>>> {
         let blob = Blob { path: "manifest.json".to_owned(), digest: None, size: None };
-        let saved: Vec<Saved> = self.document(&blob).ok()?;
-        let is_here = |image: &Saved| self.has(&image.config) && image.layers.iter().all(|layer| self.has(layer));
-        (!saved.is_empty() && saved.iter().all(is_here)).then_some(saved)
+        let Ok(saved) = self.document::<Vec<Saved>>(&blob) else { return Ok(None) };
+        let named = || saved.iter().flat_map(|image| image.layers.iter().chain([&image.config]));
+        let absent = named().find_map(|path| self.file(path).err());
+        match absent {
+            Some(absent) if saved.iter().any(Saved::is_of_docker) => {
+                refuse!("it is an incomplete archive of 'docker save': {absent}, but manifest.json names it: {RENEW}")
+            }
+            None if !saved.is_empty() => Ok(Some(saved)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns which parts of an OCI layout there are.
+    fn parts(&self) -> LayoutParts {
+        let index = Blob { path: INDEX.to_owned(), digest: None, size: None };
+        LayoutParts {
+            has_layout: self.has(LAYOUT),
+            has_index: self.document::<Document>(&index).is_ok_and(|index| index.manifests.is_some()),
+            has_blobs: ALGORITHMS.iter().any(|(name, ..)| {
+                let folder = self.tree.child(self.tree.root(), BLOBS.as_bytes());
+                let folder = folder.and_then(|folder| self.tree.child(folder, name.as_bytes()));
+                match folder.map(|folder| &self.tree.node(folder).kind) {
+                    Some(NodeKind::Directory(blobs)) => blobs.keys().any(|blob| is_blob(name, blob)),
+                    _ => false,
+                }
+            }),
+        }
     }
 
     fn of_docker(&self, saved: Vec<Saved>) -> Result<Vec<ListedImage>> {
@@ -379,6 +460,15 @@ enum Algorithm {
     Sha512,
 }
 
+/// The algorithms' names, and the number of their digests' digits.
+const ALGORITHMS: [(&str, Algorithm, usize); 2] =
+    [("sha256", Algorithm::Sha256, 64), ("sha512", Algorithm::Sha512, 128)];
+
+/// Returns whether `name` is a digest by this algorithm, as names of blobs are.
+fn is_blob(algorithm: &str, name: &[u8]) -> bool {
+    str::from_utf8(name).is_ok_and(|name| Digest::parse(&format!("{algorithm}:{name}")).is_ok())
+}
+
 /// A digest with its algorithm.
 struct Digest {
     algorithm: Algorithm,
@@ -389,14 +479,12 @@ impl Digest {
     /// Parses `ALGORITHM:HEX`.
     fn parse(text: &str) -> Result<Self> {
         let (algorithm, hex) = text.split_once(':').unwrap_or((text, ""));
-        let (algorithm, digits) = match algorithm {
-            "sha256" => (Algorithm::Sha256, 64),
-            "sha512" => (Algorithm::Sha512, 128),
-            _ => refuse!("'{text}' is not a digest by SHA-256 or SHA-512"),
+        let Some((_, algorithm, digits)) = ALGORITHMS.iter().find(|(name, ..)| *name == algorithm) else {
+            refuse!("'{text}' is not a digest by SHA-256 or SHA-512")
         };
         let is_hex = hex.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-        ensure!(hex.len() == digits && is_hex, "'{text}' is not a digest");
-        Ok(Self { algorithm, hex: hex.to_owned() })
+        ensure!(hex.len() == *digits && is_hex, "'{text}' is not a digest");
+        Ok(Self { algorithm: *algorithm, hex: hex.to_owned() })
     }
 
     fn check(&self, hash: Hash) -> Result<()> {

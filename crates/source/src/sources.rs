@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use pagefold_base::{Format, Kind, Signature};
 use pagefold_erofs::{Layer, ScanOptions, Tree, Whiteouts};
 
-use crate::container::{self, Platform};
+use crate::container::{self, INDEX, LAYOUT, LayoutParts, Platform};
 use crate::contents::{Contents, without_compression};
 use crate::decompress::decompressed;
 use crate::disk::{Disk, DiskFile};
@@ -126,13 +126,14 @@ impl Sources<'_> {
 
     fn directory(&self, source: &Path, options: &ScanOptions) -> Result<Source> {
         let is_file = |name: &str| source.join(name).is_file();
-        if is_file("oci-layout") && is_file("index.json") {
+        if is_file(LAYOUT) && is_file(INDEX) {
             // The options are for the files of the image.
             let layer = Layer::scan(source, &ScanOptions::default())?;
             if let Some(layers) = container::layers(layer.tree(), source, self.options.platform.as_ref(), options)? {
                 return Ok(Source::Container(layers));
             }
         }
+        LayoutParts::of_directory(source).check().within(|| source.display().to_string())?;
         Ok(Source::Layer(Layer::scan(source, options)?))
     }
 

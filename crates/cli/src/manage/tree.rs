@@ -66,6 +66,7 @@ pub(super) mod tests {
             read_only: false,
             kind: DiskKind::Ram,
             path: None,
+            devices: Vec::new(),
             from: from.map(str::to_owned),
             age_seconds: 0,
             changed_bytes: 0,

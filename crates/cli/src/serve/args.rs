@@ -13,6 +13,7 @@ use anyhow::{Context, anyhow, bail};
 use pagefold_base::Format;
 use pagefold_codec::{Codec, NAMES};
 use pagefold_control::check_name;
+use pagefold_output::Inputs;
 use pagefold_serve::{Limits, Permissions};
 use pagefold_server::{Add, BaseFile, Certificates, Config, MemoryLimit, Observer, WhenFull, parse_group, parse_mode};
 use tempfile::TempDir;
@@ -301,6 +302,16 @@ impl Args {
         self.files.iter().map(file).collect()
     }
 
+    /// Returns the files that are served, to which no log is appended.
+    fn inputs(&self) -> anyhow::Result<Inputs> {
+        let mut inputs = Inputs::default();
+        for file in self.files()? {
+            inputs.add("the base", &file.path);
+            file.devices.iter().for_each(|device| inputs.add("the device", device));
+        }
+        Ok(inputs)
+    }
+
     /// Returns the server's configuration.
     pub(super) fn config(&self, log: Log, remote: RemoteArgs) -> Config {
         let mut config = Config::default();
@@ -338,6 +349,7 @@ impl Args {
     pub(super) fn open_log(&self, log: Log) -> anyhow::Result<()> {
         match &self.log_file {
             Some(path) => {
+                self.inputs()?.check_path(path)?;
                 let sink = Sink::file(path)?;
                 // A lock is empty until its server has signed it.
                 let lock =

@@ -158,6 +158,66 @@ fn an_archive_of_docker_save_is_packed_as_its_root() {
 }
 
 #[test]
+fn incomplete_images_are_not_packed_as_files() {
+    let layout = Layout::new();
+    let at = |name: &str| layout.at(name);
+    layout.index(&[layout.image(&layout.two_layers(), "amd64")]);
+    let archive = |folder: &str| {
+        run(Command::new("tar").args(["-C", &at(folder), "-cf", &at("all.tar"), "."]));
+        at("all.tar")
+    };
+    for name in ["oci-layout", "index.json"] {
+        fs::rename(at("oci").clone() + "/" + name, at("away")).expect("a file");
+        for source in [at("oci"), archive("oci")] {
+            let named = format!("{source}: it is an incomplete OCI layout: {name} is missing: save or copy");
+            for args in [&[][..], &["--layer"]] {
+                layout.refused(&[&[&*source], args].concat(), &named);
+            }
+        }
+        assert!(layout.pack(&[&at("oci"), "--format", "raw"]).starts_with("blobs "), "{name}");
+        fs::rename(at("away"), at("oci").clone() + "/" + name).expect("a file");
+    }
+    // A page, or another program's file, next to folders of these names.
+    let index = fs::read(at("oci/index.json")).expect("an index");
+    fs::remove_file(at("oci/oci-layout")).expect("a file");
+    for other in ["{}", "[]", "text"] {
+        fs::write(at("oci/index.json"), other).expect("a file");
+        for source in [at("oci"), archive("oci")] {
+            assert!(layout.pack(&[&source]).starts_with("blobs index.json blobs/sha256 "), "{other}");
+        }
+    }
+    fs::write(at("oci/index.json"), index).expect("a file");
+    fs::rename(at("oci/blobs/sha256"), at("oci/blobs/other")).expect("a folder");
+    for source in [at("oci"), archive("oci")] {
+        assert!(layout.pack(&[&source]).starts_with("blobs index.json blobs/other "));
+    }
+
+    let config = format!("{}.json", "0".repeat(64));
+    for (files, missing) in [
+        (&["aa/layer.tar", "bb/layer.tar"][..], &*config),
+        (&["aa/layer.tar", &config], "bb/layer.tar"),
+        (&["bb/layer.tar", &config], "aa/layer.tar"),
+        (&[], "aa/layer.tar"),
+    ] {
+        let _ = fs::remove_dir_all(at("save"));
+        for folder in ["save/aa", "save/bb"] {
+            fs::create_dir_all(at(folder)).expect("a folder");
+        }
+        files.iter().for_each(|name| fs::write(at("save").clone() + "/" + name, "text").expect("a file"));
+        let manifest = json!([{ "Config": config, "RepoTags": null, "Layers": ["aa/layer.tar", "bb/layer.tar"] }]);
+        fs::write(at("save/manifest.json"), manifest.to_string()).expect("a manifest");
+        let source = archive("save");
+        let named = format!(
+            "{source}: it is an incomplete archive of 'docker save': {missing} is missing, but manifest.json names it: \
+             save or copy"
+        );
+        layout.refused(&[&source], &named);
+        // Its files in a directory are files.
+        assert!(layout.pack(&[&at("save")]).contains("aa bb manifest.json"), "{missing}");
+    }
+}
+
+#[test]
 fn one_platform_is_taken() {
     let layout = Layout::new();
     let oci = layout.at("oci");

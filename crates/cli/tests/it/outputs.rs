@@ -342,6 +342,49 @@ fn no_file_of_a_server_is_replaced() {
     assert!(message.contains("is the server's base"), "{message}");
 }
 
+/// An image of changes does not outlive the image below it.
+#[test]
+fn no_device_of_a_served_base_is_replaced() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    make_image(&folder.path("base.img"), 1);
+    run(&mut pack(&[&at("base.img"), "-o", &at("base.erofs")]));
+    let server = Server::start(&[&at("base.erofs")]);
+    run(&mut server.ask(&["fork", "base", "job"]));
+    run(&mut server.ask(&["freeze", "job", "--backing", "-o", &at("delta.erofs")]));
+    drop(server);
+    for log in ["base.erofs", "delta.erofs"] {
+        let mut serve = pagefold();
+        serve.args(["serve", &at("delta.erofs"), "--device", &at("base.erofs"), "--dir", &at("server")]);
+        let message = folder.refuses(serve.args(["--log-file", &at(log)]));
+        assert!(message.contains("an output never replaces an input"), "{message}");
+    }
+
+    for link in ["hard.erofs", "hard.raw"] {
+        fs::hard_link(at("base.erofs"), at(link)).expect("a link");
+    }
+    std::os::unix::fs::symlink("hard.erofs", at("soft.erofs")).expect("a link");
+    let server = Server::start(&[&at("delta.erofs"), "--device", &at("soft.erofs")]);
+    run(&mut server.ask(&["fork", "delta", "job"]));
+    let refuses = |args: &[&str], output: &str| {
+        let message = folder.refuses(&mut server.ask(&[args, &[&at(output)]].concat()));
+        let of = format!("{} is the base's device {}", at(output), at("soft.erofs"));
+        assert!(message.contains(&of), "{args:?}: {message}");
+    };
+    for _ in 0..2 {
+        for disk in ["delta", "job"].iter().filter(|disk| run(&mut server.ask(&["disks"])).contains(**disk)) {
+            for output in ["base.erofs", "hard.erofs", "soft.erofs"] {
+                refuses(&["freeze", disk, "-o"], output);
+                refuses(&["freeze", disk, "--force", "-o"], output);
+            }
+            refuses(&["freeze", disk, "--format", "raw", "--force", "-o"], "hard.raw");
+        }
+        refuses(&["diff", "job", "--force", "--to"], "hard.raw");
+        // They stay devices after the base was dropped, because another disk reads them.
+        let _ = server.ask(&["drop", "delta"]).output().expect("a start");
+    }
+}
+
 #[test]
 fn other_commands_replace_only_their_own_files() {
     let folder = Folder::new();
