@@ -101,16 +101,16 @@ fn long_files_of_zeros_cost_next_to_nothing() {
         data.iter().for_each(write);
         path
     };
-    let scattered: Vec<_> = (0..300).map(|number| (number * 9 * 1_000_003 / 4096 * 4096, 4096)).collect();
-    let cases: [(&str, u64, &[(u64, usize)]); 5] = [
-        ("empty", 4 << 40, &[]),
-        ("a page", 100 * GIB, &[(12_345 << 12, 4096)]),
-        ("just long", GIB, &[(5 << 20, 3_000_000)]),
-        ("just short", GIB - 4096, &[(5 << 20, 3_000_000)]),
-        ("scattered", 20 * GIB, &scattered),
+    let scattered: Vec<_> = (0..300u64).map(|number| (number * 9 * 1_000_003 / 4096 * 4096, 4096)).collect();
+    let cases = [
+        ("empty", 4 << 40, vec![]),
+        ("a page", 100 * GIB, vec![(12_345 << 12, 4096)]),
+        ("just long", GIB, vec![(5 << 20, 3_000_000)]),
+        ("just short", GIB - 4096, vec![(5 << 20, 3_000_000)]),
+        ("scattered", 20 * GIB, scattered),
     ];
     for (name, len, data) in cases {
-        let path = file(name, len, data);
+        let path = file(name, len, &data);
         let (report, _) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
         for image in &report.images {
             let truth = image_bytes(&path, image.codec, image.cluster);
