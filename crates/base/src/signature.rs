@@ -190,6 +190,10 @@ static SIGNATURES: &[Signature] = &[
         marks: &[At(0, b"Rar!\x1a\x07")], advice: REPACK },
     Signature { name: "a xar archive", kind: Kind::Foreign, extensions: &["xar"],
         marks: &[At(0, b"xar!")], advice: REPACK },
+    Signature { name: "a cabinet (CAB)", kind: Kind::Foreign, extensions: &["cab"],
+        marks: &[At(0, b"MSCF")], advice: REPACK },
+    Signature { name: "a web archive (WARC)", kind: Kind::Foreign, extensions: &["warc"],
+        marks: &[At(0, b"WARC/")], advice: REPACK },
 
     // Signatures at the start of raw disks. Other raw disks may begin with any bytes.
     Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &[],
@@ -486,6 +490,8 @@ mod tests {
             (b"QFI\xfb\0\0\0\x01", "a qcow image of version 1"),
             (b"BZh91AY&SY", "bzip2 data"),
             (b"# Disk DescriptorFile\nversion=1\n", "a VMDK disk"),
+            (b"MSCF\0\0\0\0", "a cabinet (CAB)"),
+            (b"WARC/1.1\r\n", "a web archive (WARC)"),
             (b"\x25\xb5\x2f\xfd", "data compressed by an old version of zstd"),
         ] {
             assert_eq!(name_of(bytes), Some(name));
