@@ -109,7 +109,8 @@ pub(super) const LONG_DATA_PARTS: u64 = 16;
 /// The image writer counts shorter zeros between data as data.
 const SHORT_ZEROS_BYTES: u64 = 64 * PAGE_BYTES;
 
-/// Returns the most that the image writer counts as data, of so much data in so many stretches.
+/// Returns the most that the image writer counts as data, from the number of stretches of data and
+/// their bytes.
 pub(super) fn most_data(data_bytes: u64, stretches: u64) -> u64 {
     data_bytes.saturating_add(stretches.saturating_mul(SHORT_ZEROS_BYTES))
 }

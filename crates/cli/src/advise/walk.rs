@@ -78,7 +78,7 @@ pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threa
 struct Mapped {
     /// Offset and length of ranges that begin and end with units or the file.
     ranges: Vec<(u64, u64)>,
-    /// The bytes of data in them, and in how many stretches, as far as holes are known.
+    /// The bytes of data in them, and the number of stretches. Unknown holes count as data.
     data_bytes: u64,
     stretches: u64,
 }
