@@ -65,7 +65,8 @@ pub(crate) struct Args {
     keep: bool,
 
     /// Replace existing files, each once the new one is complete; other hard links to them keep
-    /// the old content. A directory is not replaced by another kind of file
+    /// the old content. A directory is not replaced by another kind of file, nor a file from which
+    /// the image is read
     #[arg(long)]
     overwrite: bool,
 
@@ -100,6 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             (_, true) => Existing::Overwrite,
             _ => Existing::Refuse,
         },
+        inputs: args.image.inputs(file).files().collect(),
         max_bytes: args.max_size,
         max_files: args.max_files,
     };

@@ -57,6 +57,10 @@ pub enum Error {
     /// A file with this name exists in the target of an extraction.
     #[error("exists already")]
     Exists,
+    /// The file with this name is one that the image is read from
+    /// ([`ExtractOptions::inputs`](crate::ExtractOptions::inputs)).
+    #[error("the image is read from this file, so it is not replaced")]
+    IsInput,
     /// A further name of a file cannot be created, because the first one, at this path, existed and
     /// was kept.
     #[error("a hard link to {}, which was kept and differs", String::from_utf8_lossy(_0))]

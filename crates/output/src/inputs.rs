@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs::{self, Metadata},
+    iter,
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
@@ -77,6 +78,15 @@ impl Inputs {
         if let Ok(metadata) = fs::metadata("/proc/self/fd/0") {
             self.add_found("standard input".to_owned(), &metadata);
         }
+    }
+
+    /// Returns the device and inode numbers of the files that are inputs, or store one.
+    pub fn files(&self) -> impl Iterator<Item = (u64, u64)> {
+        let stores = self.0.iter().flat_map(|input| iter::once(&input.store).chain(&input.below));
+        stores.filter_map(|store| match store {
+            Store::File(FileId { device, inode }) => Some((*device, *inode)),
+            Store::Device(_) => None,
+        })
     }
 
     fn add_found(&mut self, what: String, metadata: &Metadata) {

@@ -88,6 +88,42 @@ fn a_filled_target_is_refused_in_a_line_kept_or_replaced() {
     assert_eq!(fs::read_dir(place.at("few")).expect("a folder").count(), 100);
 }
 
+/// Other files are extracted. A file from which the image is read keeps its names, but a symbolic link
+/// to it, which is not followed, is replaced.
+#[test]
+fn an_image_in_the_target_is_not_replaced() {
+    let place = Place::new();
+    let mut tree = Tree::new(directory());
+    let root = tree.root();
+    let names = [&b"image"[..], b"hard", b"soft", b"other"];
+    for name in names {
+        tree.add(root, name, file("of the image")).expect("a file");
+    }
+    tree.add(root, b"node", node(NodeKind::Symlink(b"elsewhere".to_vec()))).expect("a link");
+    let folder = tree.add(root, b"folder", directory()).expect("a directory");
+    tree.add(folder, b"below", file("of the image")).expect("a file");
+    place.build(&tree);
+    fs::create_dir(place.at("out")).expect("a folder");
+    fs::rename(place.at("image"), place.at("out/image")).expect("a rename");
+    std::os::unix::fs::symlink("out/image", place.at("image")).expect("a link");
+    for name in ["hard", "node", "folder"] {
+        fs::hard_link(place.at("out/image"), place.at(&format!("out/{name}"))).expect("a link");
+    }
+    std::os::unix::fs::symlink("image", place.at("out/soft")).expect("a link");
+    fs::write(place.at("out/other"), "old").expect("a file");
+    let before = fs::read(place.at("image")).expect("the image");
+    let (code, message) = place.extract("out", &["--overwrite"]);
+    let what = "the image is read from this file, so it is not replaced (and 3 more files)";
+    assert!(code == Some(1) && message.contains(what), "{message}");
+    assert!(message.ends_with("failed to extract 4 files\n"), "{message}");
+    for name in ["image", "out/image", "out/hard", "out/node", "out/folder"] {
+        assert!(fs::read(place.at(name)).expect("the image") == before, "{name}");
+    }
+    for name in ["out/soft", "out/other"] {
+        assert_eq!(fs::read_to_string(place.at(name)).expect("a file"), "of the image", "{name}");
+    }
+}
+
 /// An ACL that lets user 12 read.
 const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x04\0\x0c\0\0\0\x04\0\x05\0\xff\xff\xff\xff\
     \x10\0\x05\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";

@@ -1,5 +1,7 @@
 //! Options for extracting an image.
 
+use std::collections::BTreeSet;
+
 /// What happens to names that exist in the target.
 ///
 /// With [`Keep`](Self::Keep) and [`Overwrite`](Self::Overwrite), the contents of an existing
@@ -33,6 +35,9 @@ pub struct ExtractOptions {
     pub xattrs: bool,
     /// What happens to names that exist.
     pub existing: Existing,
+    /// Files that are never replaced, whatever their names, by device and inode number: those from
+    /// which the image is read.
+    pub inputs: BTreeSet<(u64, u64)>,
     /// The maximum number of bytes of content to extract, against images made to fill disks.
     pub max_bytes: Option<u64>,
     /// The maximum number of names to extract: files, directories and hard links.
@@ -47,6 +52,7 @@ impl Default for ExtractOptions {
             permissions: true,
             xattrs: true,
             existing: Existing::Refuse,
+            inputs: BTreeSet::new(),
             max_bytes: None,
             max_files: None,
         }

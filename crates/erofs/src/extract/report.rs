@@ -137,6 +137,11 @@ impl Findings {
         }
     }
 
+    /// Records a file that was kept because it is an input. It does not get further names.
+    pub(super) fn kept_input(&mut self, path: PathId) {
+        self.other_files.insert(path);
+    }
+
     fn differs(&mut self, count: u64, path: PathId) {
         let (all, first) = self.different.get_or_insert((0, path));
         *all += count;

@@ -161,6 +161,9 @@ impl<'a> Target<'a> {
     /// Records an error of `count` files, of which the first is at `path`. An error that would affect
     /// all further files stops the extraction instead.
     pub(super) fn failed(&self, found: &mut Findings, path: PathId, count: u64, error: Error, extracted: bool) {
+        if matches!(error, Error::IsInput) {
+            found.kept_input(path);
+        }
         if error.takes_no_more() {
             // Files found before the limit are still extracted.
             self.stopped.fetch_or(!matches!(error, Error::TooManyFiles { .. }), Ordering::Relaxed);
@@ -225,6 +228,7 @@ impl<'a> Target<'a> {
         if self.options.existing == Existing::Keep {
             return Ok(MadeOrKept::Kept(existing));
         }
+        self.check_replaced(&existing)?;
         if FileType::from_raw_mode(existing.st_mode) == FileType::Directory {
             return Err(Error::io("replacing a file")(Errno::ISDIR.into()));
         }
@@ -237,6 +241,13 @@ impl<'a> Target<'a> {
             }
         }
         Err(Error::Exists)
+    }
+
+    /// Checks that a file may be replaced. One name of an input is kept even if it has others: those
+    /// may be replaced too.
+    fn check_replaced(&self, existing: &Stat) -> Result<()> {
+        let is_input = self.options.inputs.contains(&(existing.st_dev, existing.st_ino));
+        if is_input { Err(Error::IsInput) } else { Ok(()) }
     }
 
     /// Creates and fills a file, together with other threads if it is long.
@@ -486,6 +497,9 @@ impl<'a> Target<'a> {
 
     /// Removes a file that is in the place of a directory.
     pub(super) fn remove(&self, directory: &OwnedFd, name: &[u8]) -> Result<()> {
+        let existing =
+            rustix::fs::statat(directory, os(name), AtFlags::SYMLINK_NOFOLLOW).map_err(failed("replacing a file"))?;
+        self.check_replaced(&existing)?;
         rustix::fs::unlinkat(directory, os(name), AtFlags::empty()).map_err(failed("replacing a file"))
     }
 }

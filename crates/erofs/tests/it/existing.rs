@@ -338,3 +338,35 @@ fn an_existing_directory_gets_the_metadata_of_the_image() {
         fs::set_permissions(target.join("d"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     }
 }
+
+/// A file from which the image is read keeps its names, and gets none of the image's.
+#[test]
+fn inputs_are_neither_replaced_nor_linked() {
+    for (threads, name, missing) in [(1, "first", "further"), (3, "first", "further"), (3, "further", "")] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tree = Tree::new(directory());
+        let first = tree.add(tree.root(), b"first", file("of the image")).unwrap();
+        tree.link(tree.root(), b"further", first).unwrap();
+        tree.add(tree.root(), b"other", file("of the image")).unwrap();
+        let image = image_of(folder.path(), &tree);
+        let target = folder.path().join("out");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join(name), "input").unwrap();
+        let input = fs::metadata(target.join(name)).unwrap();
+        let options = ExtractOptions {
+            existing: Existing::Overwrite,
+            inputs: [(input.dev(), input.ino())].into(),
+            threads,
+            ..ExtractOptions::default()
+        };
+        let report = image.extract(&target, &options).unwrap();
+        let problem = report.problems.iter().find(|problem| matches!(problem.error, Error::IsInput)).unwrap();
+        assert_eq!(problem.path, format!("/{name}").as_bytes());
+        assert_eq!(fs::metadata(target.join(name)).unwrap().nlink(), 1);
+        for other in ["first", "further", "other"].into_iter().filter(|other| *other != missing) {
+            let expected = if other == name { "input" } else { "of the image" };
+            assert_eq!(fs::read_to_string(target.join(other)).unwrap(), expected);
+        }
+        assert!(missing.is_empty() || !target.join(missing).exists());
+    }
+}
