@@ -37,6 +37,8 @@ impl ErofsFile {
         let devices = storage.devices().map_err(|source| OpenError::of_storage(path, source))?;
         let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
         let image = Image::open_sharing(storage, devices, &cache.clusters).map_err(wrong)?;
+        // Otherwise, only reads of the missing part would fail.
+        image.check_len().map_err(wrong)?;
         let file = image_file(path, &image, inside)?;
         let unit_bytes = file.cluster_bytes().map_err(wrong)?;
         Ok(Self { file, unit_bytes, _cache: cache })

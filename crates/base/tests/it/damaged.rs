@@ -1,6 +1,6 @@
 //! Images in which bytes were changed.
 
-use std::fs;
+use std::fs::{self, File};
 
 use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::BlockDevice;
@@ -55,4 +55,20 @@ fn a_changed_byte_is_an_error_or_read() {
         }
     }
     assert!(refused > 60 && failed > 10, "{refused} refused, {failed} reads failed");
+}
+
+/// A truncated image is refused when it is opened, and the error says where it ends.
+#[test]
+fn a_truncated_image_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let raw = folder.path().join("disk.img");
+    fs::write(&raw, content(1 << 20)).expect("a file");
+    let image = image_of(&raw, &BuildOptions::default());
+    let len = fs::metadata(&image).expect("an image").len();
+    for cut in [len - 1, len / 2, 8192] {
+        File::options().write(true).open(&image).expect("an image").set_len(cut).expect("a shorter file");
+        let error = Base::open(&image, &Options::default(), &Cache::new(1 << 20), |_| ()).expect_err("truncated");
+        let message = format!("{error:#}");
+        assert!(message.contains(&format!("ends before byte {len}; it has {cut} bytes")), "{message}");
+    }
 }
