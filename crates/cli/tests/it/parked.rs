@@ -343,15 +343,17 @@ fn a_server_in_a_directory_that_was_taken_over_leaves_its_disks() {
     let place = ["--dir", dir.to_str().expect("a plain path")];
     let with = |args: &[&'static str]| [args, &place].concat();
     let ask = |args: &[&str]| run(pagefold().args(args).args(place));
-    let first = manager.start(&with(&["--size", "1M"]));
+    let mut first = manager.start(&with(&["--size", "1M"]));
     let mut next = pagefold();
     let next = next.arg("serve").args(with(&["--take-over"])).stderr(Stdio::piped());
     let mut next = Service(Ended(next.spawn().expect("it starts")));
     let line = format!("MAINPID={}", next.0.0.id());
     manager.waits_for(&mut next, &line);
-    drop(first);
+    // The manager believes only the process before.
+    assert!(wait(&mut first.0.0).success());
     ask(&["add", "more", "--size", "2M"]);
     next.stop();
+    manager.handles_all();
     assert!(dir.join("control.sock").exists() && manager.names().len() > 3, "{:?}", manager.names());
     // No other server gets the place.
     let mut other = pagefold();
