@@ -356,13 +356,13 @@ fn a_server_is_taken_over_only_if_the_memory_of_both_is_kept() {
 fn only_the_memory_of_the_process_that_served_last_is_used() {
     let manager = Manager::new();
     let args = ["--keep-memory", "--export", "name=a,size=1M"];
-    let first = manager.start(&args);
+    let mut first = manager.start(&args);
     manager.write(1);
     let mut next = manager.takes_over();
     let line = format!("MAINPID={}", next.0.0.id());
     manager.waits_for(&mut next, &line);
     manager.waits_for(&mut next, "READY=1");
-    drop(first);
+    assert!(wait(&mut first.0.0).success());
     manager.write(2);
     manager.keeps_the_memory(&next);
     next.kill();
