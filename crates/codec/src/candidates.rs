@@ -51,6 +51,7 @@ impl<T> Candidates<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     #[test]
     fn a_dictionary_must_save_enough() {
         let candidates = Candidates::new(vec![(); 3], [10, 100]);

@@ -126,7 +126,7 @@ impl Mapped {
             stratum.add(number, *from, *range_bytes);
             bytes += range_bytes;
         }
-        stratum.hole_bytes += len - bytes;
+        stratum.hole_bytes = stratum.hole_bytes.saturating_add(len - bytes);
     }
 
     /// Returns whether the image writer certainly stores the file of `len` bytes without its zeros.
