@@ -22,7 +22,7 @@ use pagefold_executor::{Client, Export, OpenError};
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
-    net::sockopt,
+    net::{AddressFamily, SocketType, sockopt},
 };
 
 use crate::{
@@ -262,6 +262,9 @@ impl Server {
         let listening = self.add(listener, Arc::clone(&export)).map_err(|error| error.to_string())?;
         if let Some(frontend) = &state.frontend {
             let socket = descriptors.next().ok_or_else(incomplete)?;
+            if !is_connection(&socket) {
+                return Err("a virtual machine's connection is not one".to_owned());
+            }
             let connecting = Connecting::open(&self.shared, listening.number, socket.into(), &export)?;
             let restore = |session: &mut Session| session.restore(frontend, &mut descriptors);
             match connecting.prepare(restore) {
@@ -467,6 +470,12 @@ impl Shared {
             self.accept_later(number);
         }
     }
+}
+
+/// Returns whether the file can be a connection. A blocking one is needed, and another file could be one that its
+/// other users do not want to block.
+fn is_connection(file: &OwnedFd) -> bool {
+    sockopt::socket_domain(file) == Ok(AddressFamily::UNIX) && sockopt::socket_type(file) == Ok(SocketType::STREAM)
 }
 
 /// Accepts frontends until the server stops.

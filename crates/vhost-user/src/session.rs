@@ -612,11 +612,13 @@ fn create_logs(message: &Message) -> Result<Answer, SessionError> {
     Ok(Answer::ReplyWithFile(body, file))
 }
 
-/// Returns the file if it is a non-blocking one of the kind that eventfds are. Writing to another
+/// Returns the file, made non-blocking, if it is of the kind that eventfds are. Writing to another
 /// could block a thread that others need.
 fn eventfd(file: OwnedFd) -> Option<OwnedFd> {
-    let is_anonymous = FileType::from_raw_mode(fstat(&file).ok()?.st_mode) == FileType::Unknown;
+    if FileType::from_raw_mode(fstat(&file).ok()?.st_mode) != FileType::Unknown {
+        return None;
+    }
     let flags = fcntl_getfl(&file).ok()?;
     fcntl_setfl(&file, flags | OFlags::NONBLOCK).ok()?;
-    is_anonymous.then_some(file)
+    Some(file)
 }

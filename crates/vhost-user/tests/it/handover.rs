@@ -17,7 +17,10 @@ use pagefold_vhost_user::{
     client::{Client, Layout, Operation, Options},
 };
 use proptest::prelude::*;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::{
+    fs::fcntl_getfl,
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt::socket_type},
+};
 use serde_json::{Value, json};
 
 use crate::world::{Fickle, MIB, World, ram_disk, wait_for};
@@ -234,6 +237,25 @@ fn shortened_memory_ends_only_its_own_frontend() {
     assert!(shortened.config(32, 1).is_err(), "it is disconnected");
     drop(shortened);
     world.client(two_queues()).queues[0].write(0, &[2; 512]).expect("a write");
+}
+
+/// A server that takes over any other file as a connection would change how the frontend reads it.
+#[test]
+fn only_a_connection_is_taken_for_one() {
+    let world = World::new(ram_disk(MIB));
+    let _client = world.client(two_queues());
+    let (state, descriptors) = world.pause();
+    let flags = |file: &OwnedFd| fcntl_getfl(file).expect("flags");
+    let expected: Vec<_> = descriptors.iter().map(flags).collect();
+    // The channel for the device's requests could be a connection, too.
+    let is_socket = |file: &OwnedFd| socket_type(file).is_ok();
+    for number in (2..descriptors.len()).filter(|number| !is_socket(&descriptors[*number])) {
+        let mut copies: Vec<_> = descriptors.iter().map(|fd| fd.try_clone().expect("a copy")).collect();
+        copies.swap(1, number);
+        let why = world.taken(&state, copies).err();
+        assert_eq!(why.as_deref(), Some("a virtual machine's connection is not one"));
+    }
+    assert_eq!(descriptors.iter().map(flags).collect::<Vec<_>>(), expected);
 }
 
 /// Puts `value` in the place of the `number`th value in a state.
