@@ -8,6 +8,8 @@
 //! Pieces of large files are scanned for zeros before. Then only scanned units that hold data are
 //! sampled, without the zeros before and after the data.
 
+use pagefold_erofs::{LEAST_ZERO_BLOCKS, LONG_FILE_DATA_PARTS};
+
 use super::{
     estimate::{Estimate, Limits},
     order::Order,
@@ -100,19 +102,10 @@ struct Scanned {
     measured: Vec<(f64, f64)>,
 }
 
-/// Shorter files are stored with their zeros, at a small cost for each of them.
-pub(super) const LONG_BYTES: u64 = 1 << 30;
-
-/// Longer files are stored without their zeros if one part in this many is data.
-pub(super) const LONG_DATA_PARTS: u64 = 16;
-
-/// The image writer counts shorter zeros between data as data.
-const SHORT_ZEROS_BYTES: u64 = 64 * PAGE_BYTES;
-
 /// Returns the most that the image writer counts as data, from the number of stretches of data and
 /// their bytes.
 pub(super) fn most_data(data_bytes: u64, stretches: u64) -> u64 {
-    data_bytes.saturating_add(stretches.saturating_mul(SHORT_ZEROS_BYTES))
+    data_bytes.saturating_add(stretches.saturating_mul(LEAST_ZERO_BLOCKS * PAGE_BYTES))
 }
 
 /// Files of a stratum that the image writer stores without their zeros if they have little data.
@@ -242,8 +235,8 @@ impl Stratum {
             LongFiles::One(len) => {
                 let data = self.data_bytes();
                 let most = most_data(data.high() as u64, self.data_ends().ceil() as u64);
-                let is_little = most <= len / LONG_DATA_PARTS;
-                let is_much = self.is_scanned() && data.low() > (len / LONG_DATA_PARTS) as f64;
+                let is_little = most <= len / LONG_FILE_DATA_PARTS;
+                let is_much = self.is_scanned() && data.low() > (len / LONG_FILE_DATA_PARTS) as f64;
                 [!is_little, !is_much]
             }
         }
@@ -323,6 +316,8 @@ impl Iterator for Batches<'_> {
 mod tests {
     use std::collections::HashSet;
 
+    use pagefold_erofs::LONG_FILE_BYTES;
+
     use super::*;
 
     /// A long file's zeros are left out if at most a sixteenth is data, or is close to data.
@@ -330,9 +325,9 @@ mod tests {
     fn zeros_are_left_out_if_there_is_little_data() {
         let of = |data_units: u64, pages: u64, scanned: u64| {
             let mut stratum = Stratum::of_pieces();
-            stratum.long_files = LongFiles::One(LONG_BYTES);
+            stratum.long_files = LongFiles::One(LONG_FILE_BYTES);
             stratum.add(0, 0, data_units * UNIT_BYTES);
-            stratum.hole_bytes = LONG_BYTES - data_units * UNIT_BYTES;
+            stratum.hole_bytes = LONG_FILE_BYTES - data_units * UNIT_BYTES;
             let data = Data { first_page: 0, end_page: pages, pages };
             stratum.restrict(&vec![data; scanned as usize]);
             stratum.zeros()

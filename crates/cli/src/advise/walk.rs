@@ -16,13 +16,14 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use pagefold_erofs::{LONG_FILE_BYTES, LONG_FILE_DATA_PARTS};
 use pagefold_source::expect_raw;
 use rustix::fs::{SeekFrom as Sparse, seek};
 
 use super::{
     clock::Deadline,
     input::{Files, Input, InputKind, Names, Skipped},
-    stratum::{LONG_BYTES, LONG_DATA_PARTS, LongFiles, Stratum, UNIT_BYTES, most_data},
+    stratum::{LongFiles, Stratum, UNIT_BYTES, most_data},
 };
 
 /// Maximum file size of each stratum. Longer files are cut into units, in a separate stratum.
@@ -59,7 +60,7 @@ pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threa
     mapped.add_to(&mut stratum, 0, len);
     stratum.long_files = match len {
         _ if mapped.is_nearly_empty(len) => LongFiles::NearlyEmpty,
-        LONG_BYTES.. => LongFiles::One(len),
+        LONG_FILE_BYTES.. => LongFiles::One(len),
         _ => LongFiles::None,
     };
     let hole_bytes = stratum.hole_bytes;
@@ -131,7 +132,7 @@ impl Mapped {
 
     /// Returns whether the image writer certainly stores the file of `len` bytes without its zeros.
     fn is_nearly_empty(&self, len: u64) -> bool {
-        len >= LONG_BYTES && most_data(self.data_bytes, self.stretches) <= len / LONG_DATA_PARTS
+        len >= LONG_FILE_BYTES && most_data(self.data_bytes, self.stretches) <= len / LONG_FILE_DATA_PARTS
     }
 }
 
@@ -285,16 +286,16 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
         for (at, (directory, name, len)) in found.files.into_iter().enumerate() {
             let number = all_files.len() as u32;
             let stratum = &mut strata[STRATA.partition_point(|most| *most < len)];
-            if len >= LONG_BYTES {
+            let file = found.sparse.contains(&at).then(|| found.directories[directory as usize].join(&*name));
+            let file = file.and_then(|path| open_in_time(&path, map_end));
+            let mapped = file.map(|file| Mapped::of(&file, len, map_end));
+            let is_nearly_empty = mapped.as_ref().is_some_and(|mapped| mapped.is_nearly_empty(len));
+            let stratum = if is_nearly_empty { &mut nearly_empty } else { stratum };
+            if len >= LONG_FILE_BYTES && !is_nearly_empty {
                 stratum.long_files = LongFiles::Some;
             }
-            let file = found.sparse.contains(&at).then(|| found.directories[directory as usize].join(&*name));
-            match file.and_then(|path| open_in_time(&path, map_end)) {
-                Some(file) => {
-                    let mapped = Mapped::of(&file, len, map_end);
-                    let stratum = if mapped.is_nearly_empty(len) { &mut nearly_empty } else { stratum };
-                    mapped.add_to(stratum, number, len);
-                }
+            match mapped {
+                Some(mapped) => mapped.add_to(stratum, number, len),
                 None => stratum.add(number, 0, len),
             }
             all_files.push((first + directory, name));

@@ -15,7 +15,7 @@ const GRAIN_BYTES: u64 = 4096;
 
 /// Zeros of fewer blocks belong to the run around them. The end of a run wastes half a block on
 /// average, and a codec stores that many zeros in less.
-const LEAST_BLOCKS: u64 = 64;
+pub const LEAST_ZERO_BLOCKS: u64 = 64;
 
 /// Bytes that are read together.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -47,7 +47,7 @@ impl Runs {
 /// Returns the runs of data of a content of `size` bytes, or `None` if they have more than
 /// `most_bytes`. Reads no more than it takes to decide.
 pub(super) fn find(content: &Content, size: u64, block_bytes: u32, most_bytes: u64) -> Result<Option<Vec<Range<u64>>>> {
-    let least_bytes = LEAST_BLOCKS * u64::from(block_bytes);
+    let least_bytes = LEAST_ZERO_BLOCKS * u64::from(block_bytes);
     let mut runs = Runs { found: Vec::new(), least_bytes, data_bytes: 0, most_bytes };
     let mut piece = Vec::new();
     let looked = content.stretches(0..size, &mut |stretch| look(content, size, stretch, &mut piece, &mut runs));

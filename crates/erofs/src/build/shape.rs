@@ -23,11 +23,11 @@ use super::segment::SEGMENT_BYTES;
 use crate::error::{Error, Result};
 
 /// Shorter files always have indexes, which every Linux reads. Their zeros take at most 4.5 MiB.
-const LONG_BYTES: u64 = 1 << 30;
+pub const LONG_FILE_BYTES: u64 = 1 << 30;
 
 /// A long file has indexes unless at most one part in this many is data. With so little data, zeros
 /// would take more than a tenth of the image, and reading the file twice costs little.
-const DATA_PARTS: u64 = 16;
+pub const LONG_FILE_DATA_PARTS: u64 = 16;
 
 /// The bytes at the end of a file that are never a hole among encoded extents.
 const END_BYTES: u64 = 4096;
@@ -69,13 +69,13 @@ impl Shape {
         let is_indexable = size >> options.block_bits() < u64::from(u32::MAX);
         let is_compressed = compression.is_some();
         let may_have_holes = match options.indexes {
-            Indexes::Auto => size >= LONG_BYTES,
-            Indexes::Compact | Indexes::Full => !is_compressed && size >= LONG_BYTES,
+            Indexes::Auto => size >= LONG_FILE_BYTES,
+            Indexes::Compact | Indexes::Full => !is_compressed && size >= LONG_FILE_BYTES,
             Indexes::Extents if is_compressed => !(options.fragments == Fragments::All && size <= SEGMENT_BYTES),
-            Indexes::Extents => size >= LONG_BYTES,
+            Indexes::Extents => size >= LONG_FILE_BYTES,
         };
         let is_wanted = !is_indexable || (is_compressed && options.indexes == Indexes::Extents);
-        let most = if is_wanted { size } else { size / DATA_PARTS };
+        let most = if is_wanted { size } else { size / LONG_FILE_DATA_PARTS };
         let found = if may_have_holes { runs::find(content, size, options.block_bytes, most)? } else { None };
         let too_long = || refuse("it is longer than 2^32 blocks");
         match found {
@@ -88,7 +88,10 @@ impl Shape {
                 let data_bytes: u64 = runs.iter().map(|run| run.end - run.start).sum();
                 let more_bytes = chunking.cost_bytes(size, &runs).saturating_sub(data_bytes);
                 let may_have_extents = matches!(options.indexes, Indexes::Auto | Indexes::Extents) && asked.is_none();
-                if may_have_extents && !runs.is_empty() && more_bytes > MOST_CHUNK_BYTES.max(data_bytes / DATA_PARTS) {
+                if may_have_extents
+                    && !runs.is_empty()
+                    && more_bytes > MOST_CHUNK_BYTES.max(data_bytes / LONG_FILE_DATA_PARTS)
+                {
                     return Ok(Self::Extents(ending(runs, size)));
                 }
                 if !is_indexable && chunking.count(size) > MOST_CHUNKS {
