@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use pagefold_disk::{BlockDevice, Checked};
@@ -189,6 +190,12 @@ impl Export {
             self.rate.set(quota.bytes_per_second);
         }
         std::mem::replace(&mut state.quota, quota)
+    }
+
+    /// Sets how long each read and write of its clients waits, apart from the quota: a server that
+    /// sends its disks elsewhere must send faster than clients write.
+    pub fn brake(&self, wait: Option<Duration>) {
+        self.rate.brake(wait);
     }
 
     /// Counts a connection that has chosen the export with `access`. If the export already has as

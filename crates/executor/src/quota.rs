@@ -25,15 +25,16 @@ pub const LEAST_COST_BYTES: u64 = 4 << 10;
 /// An idle export has saved up what its rate allows in this time.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Interval between two checks whether a connection that waits for its turn ends.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Interval between two checks whether a connection that waits for its turn ends, or its server
+/// pauses.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Gives each request the time at which it may begin: requests are spread so that their bytes follow
-/// each other at the rate.
+/// each other at the rate, and each waits at least as long as the brake demands.
 #[derive(Debug, Default)]
 pub struct RateLimit {
-    /// Whether there is a rate. Separate, so that connections without a rate share no cache line
-    /// that changes.
+    /// Whether there is a rate or a brake. Separate, so that connections without one share no cache
+    /// line that changes.
     is_set: AtomicBool,
     state: Mutex<RateLimitState>,
 }
@@ -44,6 +45,8 @@ struct RateLimitState {
     /// When the bytes of all requests so far have been paid for at the rate; `None` if there were
     /// none.
     paid: Option<Instant>,
+    /// How long each request waits.
+    brake: Option<Duration>,
 }
 
 impl RateLimit {
@@ -53,12 +56,22 @@ impl RateLimit {
 
     /// Sets the rate; `None` is no limit.
     pub fn set(&self, bytes_per_second: Option<u64>) {
-        let mut state = self.lock();
-        *state = RateLimitState { bytes_per_second, paid: None };
-        self.is_set.store(bytes_per_second.is_some(), Relaxed);
+        self.change(|state| (state.bytes_per_second, state.paid) = (bytes_per_second, None));
     }
 
-    /// Returns whether there is a rate.
+    /// Sets how long each read and write waits before it begins, whatever its length. It costs the
+    /// other clients nothing, and a client no more than this for each request.
+    pub fn brake(&self, wait: Option<Duration>) {
+        self.change(|state| state.brake = wait);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut RateLimitState)) {
+        let mut state = self.lock();
+        change(&mut state);
+        self.is_set.store(state.bytes_per_second.is_some() || state.brake.is_some(), Relaxed);
+    }
+
+    /// Returns whether there is a rate or a brake.
     pub fn is_set(&self) -> bool {
         self.is_set.load(Relaxed)
     }
@@ -68,7 +81,7 @@ impl RateLimit {
         if self.is_set() { self.begin_at(len_bytes, Instant::now()) } else { None }
     }
 
-    /// Waits until `start`, until the rate is lifted, or until `ends` returns true.
+    /// Waits until `start`, until neither rate nor brake is left, or until `ends` returns true.
     pub fn wait_until(&self, start: Instant, ends: &dyn Fn() -> bool) {
         while self.is_set() && !ends() {
             let left = start.saturating_duration_since(Instant::now());
@@ -81,11 +94,15 @@ impl RateLimit {
 
     fn begin_at(&self, len_bytes: u64, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
-        let rate = state.bytes_per_second?.max(1);
-        let bytes = len_bytes.max(LEAST_COST_BYTES);
-        let earliest = now.checked_sub(BURST).unwrap_or(now);
-        let start = state.paid.map_or(earliest, |paid| paid.max(earliest));
-        state.paid = start.checked_add(Duration::from_secs_f64(bytes as f64 / rate as f64));
+        let mut start = now;
+        if let Some(rate) = state.bytes_per_second {
+            let bytes = len_bytes.max(LEAST_COST_BYTES);
+            let earliest = now.checked_sub(BURST).unwrap_or(now);
+            start = state.paid.map_or(earliest, |paid| paid.max(earliest));
+            state.paid = start.checked_add(Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64));
+        }
+        let braked = state.brake.and_then(|brake| now.checked_add(brake));
+        let start = start.max(braked.unwrap_or(start));
         (start > now).then_some(start)
     }
 }
@@ -119,6 +136,25 @@ mod tests {
         assert_eq!(begin(1), 3403, "a small request counts as 4 KiB");
         limiter.set(None);
         assert!(!limiter.is_set() && begin(1 << 30) == 0);
+    }
+
+    #[test]
+    fn a_brake_delays_each_request_and_leaves_the_rate() {
+        let limiter = RateLimit::default();
+        let start = Instant::now() + Duration::from_secs(1);
+        let begin = |len_bytes| {
+            let time = limiter.begin_at(len_bytes, start);
+            time.map_or(0, |time| time.duration_since(start).as_millis())
+        };
+        limiter.brake(Some(Duration::from_millis(8)));
+        assert!(limiter.is_set());
+        assert_eq!([(); 3].map(|()| begin(1 << 30)), [8; 3], "they do not wait for each other");
+        limiter.set(Some(1 << 20));
+        assert_eq!([(); 2].map(|()| begin(1 << 20)), [8, 900]);
+        limiter.brake(None);
+        assert_eq!(begin(0), 1900);
+        limiter.set(None);
+        assert!(!limiter.is_set());
     }
 
     /// However many clients one export has, others can connect.

@@ -20,6 +20,7 @@ use pagefold_serve::{Handed, PauseError, Shared};
 use rustix::net::sockopt::socket_peercred;
 
 use super::{
+    brake::Brake,
     channel::{Channel, Kind, PoolWriter},
     next::Next,
     pool_file::{self, MEMORY},
@@ -44,10 +45,9 @@ const SOON: Duration = Duration::from_millis(20);
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
 /// The maximum number of rounds before the pause. The pause begins earlier after a round of at most
-/// [`FEW_BYTES`], or after [`WAITS`] rounds that did not fall below the previous minimum.
+/// [`FEW_BYTES`], or if rounds do not become shorter although clients wait.
 const ROUNDS: u32 = 24;
 const FEW_BYTES: u64 = 1 << 20;
-const WAITS: u32 = 4;
 
 /// The longest pause, which is also the longest time before it; this many stored bytes add a
 /// second.
@@ -157,7 +157,8 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
         let watches = thread::Builder::new().name("hand-over-limit".to_owned()).spawn_scoped(scope, watch);
         watches.map_err(|error| format!("cannot start a thread: {error}"))?;
         let mut give = || {
-            let mut precopied = if ahead { precopy(server, listened, channel, &mut next)? } else { None };
+            let mut brake = Brake::new(server.0.disks.exports());
+            let mut precopied = if ahead { precopy(server, listened, channel, &mut next, &mut brake)? } else { None };
             let asked = Instant::now();
             let commands =
                 control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
@@ -225,6 +226,7 @@ fn precopy(
     listened: &Listened,
     channel: &Channel,
     next: &mut Next,
+    brake: &mut Brake,
 ) -> Result<Option<Precopy>, String> {
     let pool = &server.0.disks.table().pool;
     let Ok(precopy) = Precopy::begin(pool) else { return Ok(None) };
@@ -236,15 +238,14 @@ fn precopy(
     channel.send(Kind::Ahead, &text).map_err(broken)?;
     next.arrives(channel)?;
     let mut precopied = Some(precopy);
-    let (mut least_bytes, mut waits) = (u64::MAX, 0);
+    let mut last_bytes = u64::MAX;
     for _ in 0..ROUNDS {
         let sent_bytes = round(server, channel, &mut precopied).map_err(broken)?;
-        // Clients may write as fast as this sends, so the number of rounds is bounded.
-        waits = if sent_bytes < least_bytes { 0 } else { waits + 1 };
-        least_bytes = least_bytes.min(sent_bytes);
-        if sent_bytes <= FEW_BYTES || waits == WAITS {
+        let is_shorter = sent_bytes <= last_bytes / 2;
+        if sent_bytes <= FEW_BYTES || !is_shorter && !brake.pull() {
             break;
         }
+        last_bytes = sent_bytes;
     }
     Ok(precopied)
 }

@@ -17,6 +17,7 @@
 //! `docs/handover.md` says what is handed over.
 
 mod bases;
+mod brake;
 mod channel;
 mod give;
 mod kept;
