@@ -1,5 +1,5 @@
-//! The memory available to a server: the machine's, or the limit of a control group that it runs
-//! in.
+//! The memory available to a server: the machine's, the limit of a control group that it runs in, or
+//! that of its own address space.
 
 use std::{
     fmt, fs,
@@ -7,57 +7,79 @@ use std::{
 };
 
 use pagefold_size as size;
+use rustix::process::{Resource, getrlimit};
 
-/// The memory of a machine or of a control group.
+/// The least address space for a server: threads, their heaps, and what the pool reserves.
+const LEAST_ADDRESS_SPACE: u64 = 160 << 20;
+
+/// The memory that a server can use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub(crate) bytes: u64,
-    /// The file that limits the control group; `None` if it is the whole machine.
-    limit_file: Option<PathBuf>,
+    bound: Bound,
+}
+
+/// What bounds the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Bound {
+    Machine,
+    /// A control group, with the file that limits it.
+    Group(PathBuf),
+    AddressSpace,
 }
 
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = size::show(self.bytes);
-        match &self.limit_file {
-            None => write!(f, "the machine's memory of {bytes}"),
-            Some(file) => write!(f, "the control group's memory of {bytes} ({})", file.display()),
+        match &self.bound {
+            Bound::Machine => write!(f, "the machine's memory of {bytes}"),
+            Bound::Group(file) => write!(f, "the control group's memory of {bytes} ({})", file.display()),
+            Bound::AddressSpace => write!(f, "the address space of {bytes} (ulimit -v)"),
         }
     }
 }
 
 impl Memory {
-    /// Returns the memory of this machine or of the narrowest control group around this process;
-    /// `None` if it is unknown.
+    /// Returns the memory of this machine, of the narrowest control group around this process, or
+    /// its address space, whichever is smallest; `None` if it is unknown.
     pub(crate) fn find() -> Option<Self> {
-        Self::under(Path::new("/"))
+        smallest(Self::under(Path::new("/")), Self::address_space(0))
+    }
+
+    /// Returns the address space that is left of a limited one when `used_bytes` are used.
+    fn address_space(used_bytes: u64) -> Option<Self> {
+        let limit_bytes = getrlimit(Resource::As).current?;
+        Some(Self { bytes: limit_bytes.saturating_sub(used_bytes), bound: Bound::AddressSpace })
     }
 
     /// Returns the memory of the machine, or of the narrowest control group around this process, of
     /// a system whose `/proc` and `/sys` are below `root`; `None` if it is unknown.
     pub fn under(root: &Path) -> Option<Self> {
-        Self::all(root, "MemTotal").into_iter().min_by_key(|memory| memory.bytes)
+        Self::all(root, "MemTotal").into_iter().reduce(Self::min)
     }
 
     /// Returns how much memory processes can still get, and what bounds it; `None` if it is
     /// unknown.
     pub(crate) fn available() -> Option<Self> {
-        Self::available_under(Path::new("/"))
+        let pages = fs::read_to_string("/proc/self/statm").ok();
+        let pages = pages.and_then(|fields| fields.split(' ').next()?.parse::<u64>().ok()).unwrap_or(0);
+        let address_space = Self::address_space(pages * rustix::param::page_size() as u64);
+        smallest(Self::available_under(Path::new("/")), address_space)
     }
 
     fn available_under(root: &Path) -> Option<Self> {
         let left = Self::all(root, "MemAvailable").into_iter().map(|memory| {
-            let used_bytes = memory.limit_file.as_deref().map_or(0, |file| used_bytes(root, file));
+            let used_bytes = if let Bound::Group(file) = &memory.bound { used_bytes(root, file) } else { 0 };
             Self { bytes: memory.bytes.saturating_sub(used_bytes), ..memory }
         });
-        left.min_by_key(|memory| memory.bytes)
+        left.reduce(Self::min)
     }
 
     /// Returns the machine's memory, from a line of `/proc/meminfo`, and the limits of control
     /// groups.
     fn all(root: &Path, line: &str) -> Vec<Self> {
         let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| meminfo_bytes(&text, line));
-        let machine = machine.map(|bytes| Self { bytes, limit_file: None });
+        let machine = machine.map(|bytes| Self { bytes, bound: Bound::Machine });
         let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
         let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
         let limits = mounts.lines().filter_map(Mount::parse).flat_map(|mount| mount.limits(root, &groups));
@@ -73,9 +95,29 @@ impl Memory {
     pub(crate) fn warning(&self, limit_bytes: u64) -> Option<String> {
         (limit_bytes > self.bytes).then(|| {
             let limit = size::written(limit_bytes);
-            format!("the memory limit of {limit} exceeds {self}: when that is used up, the system may end the server")
+            let then = match self.bound {
+                Bound::AddressSpace => "writes fail",
+                Bound::Machine | Bound::Group(_) => "the system may end the server",
+            };
+            format!("the memory limit of {limit} exceeds {self}: when that is used up, {then}")
         })
     }
+
+    /// Returns the one with fewer bytes.
+    fn min(self, other: Self) -> Self {
+        if other.bytes < self.bytes { other } else { self }
+    }
+}
+
+fn smallest(one: Option<Memory>, other: Option<Memory>) -> Option<Memory> {
+    one.into_iter().chain(other).reduce(Memory::min)
+}
+
+/// Returns why this process has too little address space for a server.
+pub(crate) fn lack_of_address_space() -> Option<String> {
+    let limit_bytes = getrlimit(Resource::As).current.filter(|bytes| *bytes < LEAST_ADDRESS_SPACE)?;
+    let [limit, least] = [limit_bytes, LEAST_ADDRESS_SPACE].map(size::show);
+    Some(format!("a server needs {least}, and may have {limit}"))
 }
 
 /// Returns the value of a line of `/proc/meminfo`, such as `MemTotal`.
@@ -144,7 +186,7 @@ impl Mount<'_> {
                 let path = self.at.join(group).join(file);
                 let text = fs::read_to_string(root.join(path.strip_prefix("/").ok()?)).ok()?;
                 // Without a limit, version 2 says `max`, and version 1 a number close to 2^63.
-                Some(Memory { bytes: text.trim().parse().ok()?, limit_file: Some(path) })
+                Some(Memory { bytes: text.trim().parse().ok()?, bound: Bound::Group(path) })
             })
         });
         found.collect()
@@ -179,7 +221,8 @@ mod tests {
     fn found(files: &[(&str, &str)]) -> Option<(u64, String)> {
         let all: Vec<_> = [("proc/meminfo", MEMINFO)].into_iter().chain(files.iter().copied()).collect();
         let memory = Memory::under(system(&all).path())?;
-        Some((memory.bytes, memory.limit_file.map_or_else(String::new, |file| file.display().to_string())))
+        let file = if let Bound::Group(file) = memory.bound { file.display().to_string() } else { String::new() };
+        Some((memory.bytes, file))
     }
 
     const V2: &str = "24 1 0:22 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
@@ -295,13 +338,13 @@ mod tests {
 
     #[test]
     fn a_limit_above_the_memory_is_warned_of_with_both_numbers() {
-        let machine = Memory { bytes: 24 * GIB, limit_file: None };
+        let machine = Memory { bytes: 24 * GIB, bound: Bound::Machine };
         assert_eq!(machine.half_bytes(), 12 * GIB);
         assert_eq!(machine.warning(24 * GIB), None);
         let text = machine.warning(99999 * GIB).expect("a warning");
         assert!(text.contains("99999 GiB") && text.contains("24 GiB"), "{text}");
-        let file = Some("/sys/fs/cgroup/memory.max".into());
-        let text = Memory { bytes: GIB, limit_file: file }.warning(2 * GIB).expect("a warning");
+        let bound = Bound::Group("/sys/fs/cgroup/memory.max".into());
+        let text = Memory { bytes: GIB, bound }.warning(2 * GIB).expect("a warning");
         assert!(text.contains("memory.max"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! A server of disks, before and while it listens.
 
 use std::{
+    io,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock, atomic::AtomicBool},
@@ -110,6 +111,9 @@ impl Server {
     /// # Errors
     /// See [`NewPoolError`].
     pub fn new(config: Config) -> Result<Self, NewPoolError> {
+        if let Some(why) = machine::lack_of_address_space() {
+            return Err(NewPoolError::AddressSpace(io::Error::other(why)));
+        }
         let file = config.keep_memory.then(|| memory_file("pagefold-pool")).transpose();
         let file = file.map_err(NewPoolError::AddressSpace)?;
         let Config {

@@ -188,8 +188,8 @@ pub(crate) struct Args {
     )]
     pub(super) codec: Arc<dyn Codec>,
 
-    /// Memory limit of the server, or 'none'; by default, half of the memory of the machine or of the
-    /// control group. --when-full decides what happens to writes beyond it
+    /// Memory limit of the server, or 'none'; by default, half of the memory of the machine, of the
+    /// control group, or of the address space. --when-full decides what happens to writes beyond it
     #[arg(long, value_name = "SIZE|none", value_parser = parse_limit)]
     pub(super) memory_limit: Option<MemoryLimit>,
 

@@ -72,6 +72,21 @@ fn a_server_starts_in_a_small_address_space() {
     assert_eq!(run(std::process::Command::new("sh").args(["-c", &script])), "served\n");
 }
 
+/// Without address space, threads and their heaps cannot grow, which ends the process and its disks.
+#[test]
+fn a_server_does_not_start_without_address_space() {
+    let serve = |limit| {
+        let script =
+            format!("ulimit -v {limit} && exec {} serve --size 1G --run 'echo served'", env!("CARGO_BIN_EXE_pagefold"));
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (starts, said) = serve(100 << 10);
+    assert!(!starts && said.contains("ulimit -v") && said.contains("needs 160 MiB, and may have 100 MiB"), "{said}");
+    let (starts, said) = serve(300 << 10);
+    assert!(starts && said.contains("half of the address space of 300 MiB"), "{said}");
+}
+
 /// A system that does not overcommit memory charges what a program enables: a server starts there,
 /// and stores what is written.
 const STRICT: &str = "
