@@ -4,7 +4,7 @@ use std::{
     env,
     fs::{self, DirBuilder, File},
     io::{self, Read, Seek, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -125,6 +125,23 @@ fn lock_exclusively(lock: &File) -> rustix::io::Result<()> {
     }
 }
 
+/// Creates a directory and its missing parents, with mode 0700 whatever the umask is.
+fn make(directory: &Path) -> io::Result<()> {
+    let create = || DirBuilder::new().mode(0o700).create(directory);
+    let created = create().or_else(|error| match directory.parent() {
+        Some(parent) if error.kind() == io::ErrorKind::NotFound && !parent.as_os_str().is_empty() => {
+            make(parent)?;
+            create()
+        }
+        _ => Err(error),
+    });
+    match created {
+        Ok(()) => fs::set_permissions(directory, fs::Permissions::from_mode(0o700)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// A directory that belongs to one server while this value exists.
 #[derive(Debug)]
 pub(crate) struct ServerDirectory {
@@ -139,8 +156,7 @@ impl ServerDirectory {
     pub(crate) fn claim(directory: PathBuf) -> anyhow::Result<Self> {
         let shown = directory.display();
         // Parents get the same mode. An existing directory stays as it is.
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        match made {
+        match make(&directory) {
             Err(error) if fs::symlink_metadata(&directory).is_err() => {
                 return Err(error).with_context(|| format!("cannot make the directory {shown}"));
             }
@@ -163,6 +179,12 @@ impl ServerDirectory {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = openat(&opened, LOCK, flags, Mode::RUSR | Mode::WUSR);
         let mut lock = File::from(lock.with_context(|| format!("cannot open {shown}/{LOCK}"))?);
+        let mode = lock.metadata().with_context(|| format!("cannot stat {shown}/{LOCK}"))?.mode();
+        if mode & 0o600 != 0o600 {
+            // The umask has removed them, and the next server could not open the file.
+            let own = fs::Permissions::from_mode(mode & 0o777 | 0o600);
+            lock.set_permissions(own).with_context(|| format!("cannot change the mode of {shown}/{LOCK}"))?;
+        }
         match lock_exclusively(&lock) {
             Err(Errno::WOULDBLOCK) => {
                 let mut owner = String::new();
@@ -229,8 +251,6 @@ impl Drop for ServerDirectory {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt};
-
     use super::*;
 
     #[test]

@@ -61,6 +61,26 @@ fn a_command_is_run_under_any_umask_with_a_private_directory() {
     }
 }
 
+/// Without the permissions that a umask removes, a user's server could not use its own directory.
+#[test]
+fn a_directory_is_its_owners_under_any_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    for umask in ["0177", "0377", "0777"] {
+        let (parent, run_in) = (folder.path().join(umask), |words: &str| {
+            let script = format!("umask {umask}; exec {} {words}", env!("CARGO_BIN_EXE_pagefold"));
+            run(std::process::Command::new("sh").args(["-c", &script]).current_dir(folder.path()));
+        });
+        for _ in 0..2 {
+            run_in(&format!("serve --detach --dir {umask}/own --size 1M"));
+            let mode = |path: &Path| path.metadata().expect("a file").permissions().mode() & 0o777;
+            assert_eq!([mode(&parent), mode(&parent.join("own"))], [0o700; 2], "umask {umask}");
+            assert_eq!(mode(&parent.join("own/lock")), 0o600, "umask {umask}");
+            run_in(&format!("stop --dir {umask}/own"));
+        }
+    }
+}
+
 /// The address space that a server reserves for its pool is inaccessible at first, and may be
 /// smaller than the limit.
 #[test]

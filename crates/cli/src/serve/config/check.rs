@@ -46,7 +46,9 @@ pub(in super::super) fn check(args: &Args, at_start: &AtStart) -> anyhow::Result
         MetricsArg::Tcp(address) => say("metrics", &address.to_string()),
     })?;
     let limit = match args.memory_limit {
-        None | Some(MemoryLimit::Half) => "half of the memory of the machine, of the control group or of the address space".to_owned(),
+        None | Some(MemoryLimit::Half) => {
+            "half of the memory of the machine, of the control group or of the address space".to_owned()
+        }
         Some(MemoryLimit::Bytes(bytes)) => size::written(bytes),
         Some(MemoryLimit::None) => "none".to_owned(),
     };
