@@ -95,8 +95,11 @@ impl fmt::Debug for Ending {
     }
 }
 
-/// Describes what a server waits for while it stops.
+/// Describes what a server waits for while it stops. Without a busy disk, only this is left.
 pub fn waits_for(busy: &[BusyDisk]) -> String {
+    if busy.is_empty() {
+        return "waiting for a command in progress, or for requests of a disk that was removed".to_owned();
+    }
     let each = busy.iter().map(|BusyDisk { name, kind, path, requests }| {
         let requests = if *requests == 1 { "1 request".to_owned() } else { format!("{requests} requests") };
         let (kind, of) = match kind {
@@ -127,6 +130,7 @@ mod tests {
             busy("job-1", DiskKind::Ram, Some("/d.img"), 2),
             busy("scratch", DiskKind::Ram, None, 1),
         ];
+        assert!(waits_for(&[]).contains("a disk that was removed"));
         assert_eq!(
             waits_for(&all),
             "waiting for 1 request of base 'debian' (/d.img), 2 requests of disk 'job-1' (over /d.img), \

@@ -42,17 +42,17 @@ impl Watch {
         let look = move || {
             let mut near = Near::default();
             let mut waits = Waits::default();
-            let mut waited_for = Vec::new();
+            let mut waited_for = None;
             let (disks, observer) = (&server.0.disks, &server.0.observer);
             // Nothing is sent; the channel closes when the watch ends.
             while ended.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 near.look(disks.uses()).iter().for_each(|line| observer.warn(line));
                 waits.look(disks.waiting(), Instant::now()).iter().for_each(|line| observer.warn(line));
-                let busy = if ending.is_slow() { disks.busy() } else { Vec::new() };
-                if !busy.is_empty() && busy != waited_for {
+                let waiting = ending.is_slow().then(|| waits_for(&disks.busy()));
+                if let Some(what) = waiting.filter(|what| waited_for.as_ref() != Some(what)) {
                     let way_out = "a second signal, or 'pagefold stop --force', ends it without waiting";
-                    observer.warn(&format!("{}; {way_out}", waits_for(&busy)));
-                    waited_for = busy;
+                    observer.warn(&format!("{what}; {way_out}"));
+                    waited_for = Some(what);
                 }
             }
         };

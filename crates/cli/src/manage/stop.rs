@@ -14,6 +14,9 @@ use crate::{log, output::output, peer::Peer, server_directory::Claim};
 /// Maximum wait for the server to exit. It gives clients some seconds to read their answers.
 const TIME: Duration = Duration::from_secs(60);
 
+/// How long a server may take to end before the command says that it waits.
+const QUIET: Duration = Duration::from_secs(2);
+
 /// Interval at which to ask what the server waits for.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -64,7 +67,8 @@ fn wait(client: &mut Client, left: &dyn Fn() -> Duration) -> anyhow::Result<Opti
             Err(ClientError::Io(_)) => return Ok(None),
             result => result?,
         };
-        let what = Some(stopping.waits_for).filter(|busy| !busy.is_empty()).map(|busy| waits_for(&busy));
+        let busy = stopping.waits_for;
+        let what = (!busy.is_empty() || TIME.saturating_sub(left()) >= QUIET).then(|| waits_for(&busy));
         if let Some(what) = what.as_ref().filter(|what| reported.as_ref() != Some(*what)) {
             log::line(&format!("{what}; 'pagefold stop --force' ends it without waiting"));
         }

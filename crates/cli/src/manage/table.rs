@@ -123,6 +123,10 @@ fn ratio(disk: &DiskRecord) -> Option<f64> {
     wrote.then(|| disk.changed_bytes as f64 / disk.own_bytes as f64)
 }
 
+/// The widest cell, in characters, that widens its column. After a wider one, its line is not
+/// aligned.
+const MOST_WIDE: usize = 64;
+
 /// Writes one line per disk: as a tree, or sorted by a column.
 pub(super) fn write(
     out: &mut dyn Write,
@@ -142,12 +146,12 @@ pub(super) fn write(
     let cells = rows.iter().map(|row| columns.iter().map(|column| column.cell(row)).collect());
     let lines: Vec<Vec<String>> = std::iter::once(headings).chain(cells).collect();
     let wide = |text: &String| text.chars().count();
-    let widths: Vec<usize> =
-        (0..columns.len()).map(|at| lines.iter().map(|line| wide(&line[at])).max().unwrap_or(0)).collect();
+    let widest = |at: usize| lines.iter().map(|line| wide(&line[at])).filter(|wide| *wide <= MOST_WIDE).max();
+    let widths: Vec<usize> = (0..columns.len()).map(|at| widest(at).unwrap_or(0)).collect();
     for line in lines {
         let mut text = String::new();
         for ((cell, column), width) in line.iter().zip(columns).zip(&widths) {
-            let space = " ".repeat(width - wide(cell));
+            let space = " ".repeat(width.saturating_sub(wide(cell)));
             text += &if column.is_text() { format!("{cell}{space}  ") } else { format!("{space}{cell}  ") };
         }
         writeln!(out, "{}", text.trim_end())?;
@@ -190,6 +194,16 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 88), "{text}");
         assert_eq!(text.lines().count(), 3);
         assert!(text.lines().next().is_some_and(|line| line.ends_with("CLIENTS  FROM")), "{text}");
+    }
+
+    #[test]
+    fn one_long_name_widens_no_other_line() {
+        let (long, short) = ("n".repeat(4096), disk("a", None, 0));
+        let alone = written(std::slice::from_ref(&short), &USUAL, None);
+        let both = written(&[short, disk(&long, None, 0)], &USUAL, None);
+        let lines: Vec<&str> = both.lines().collect();
+        assert_eq!(lines[..2], alone.lines().collect::<Vec<_>>());
+        assert!(lines[2].starts_with(&long));
     }
 
     #[test]

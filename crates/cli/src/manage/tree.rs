@@ -10,6 +10,9 @@ pub(super) struct Branch<'a> {
     pub(super) lines: String,
 }
 
+/// The number of levels that are drawn.
+const MOST_LEVELS: usize = 16;
+
 /// Returns every disk once, each before those that come from it, and otherwise in the given order.
 /// A disk whose origin is not among them is a root.
 pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
@@ -33,8 +36,8 @@ pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
     // Records are taken at different times, so origins could form a circle; then its disks are
     // roots.
     for root in roots.into_iter().chain(0..disks.len()) {
-        let mut stack = vec![(root, String::new(), String::new())];
-        while let Some((at, lines, rest)) = stack.pop() {
+        let mut stack = vec![(root, 0, String::new(), String::new())];
+        while let Some((at, level, lines, rest)) = stack.pop() {
             if std::mem::replace(&mut seen[at], true) {
                 continue;
             }
@@ -42,8 +45,14 @@ pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
             let children = &below[at];
             for (number, &child) in children.iter().enumerate().rev() {
                 let is_last = number + 1 == children.len();
-                let (corner, line) = if is_last { ("└ ", "  ") } else { ("├ ", "│ ") };
-                stack.push((child, format!("{rest}{corner}"), format!("{rest}{line}")));
+                let (corner, line) = match is_last {
+                    // Lines would otherwise grow with the depth. The disk's origin is in its own column.
+                    _ if level == MOST_LEVELS => ("… ", ""),
+                    true => ("└ ", "  "),
+                    false => ("├ ", "│ "),
+                };
+                let below = (level + 1).min(MOST_LEVELS);
+                stack.push((child, below, format!("{rest}{corner}"), format!("{rest}{line}")));
             }
         }
     }
@@ -105,6 +114,19 @@ pub(super) mod tests {
     #[test]
     fn a_disk_that_was_rolled_back_keeps_its_place() {
         assert_eq!(drawn(&[("a", Some("a@s")), ("a@s", Some("a"))]), ["a", "└ a@s"]);
+    }
+
+    #[test]
+    fn lines_of_a_long_chain_are_short() {
+        let names: Vec<String> = (0..10_000).map(|number| format!("n{number}")).collect();
+        let below = |at: usize| at.checked_sub(1).map(|at| &*names[at]);
+        let chain: Vec<_> = names.iter().enumerate().map(|(at, name)| (&**name, below(at))).collect();
+        let drawn = drawn(&chain);
+        assert_eq!((&*drawn[2], drawn.len()), ("  └ n2", 10_000));
+        assert_eq!(drawn[16].trim_start(), "└ n16");
+        for line in &drawn[17..] {
+            assert!(line.starts_with(&format!("{}… n", "  ".repeat(16))), "{line}");
+        }
     }
 
     #[test]

@@ -197,7 +197,7 @@ fn a_server_whose_base_hangs_ends_at_the_second_signal() {
         return;
     }
     let Some([qemu_io]) = programs(test, ["qemu-io"]) else { return };
-    for by_command in [false, true] {
+    for (by_command, drops) in [(false, false), (true, false), (false, true)] {
         let Some(hanging) = Hanging::start(test) else { return };
         let base = format!("hanging={}", text(&hanging.file()));
         let log = hanging.folder.path().join("log");
@@ -219,17 +219,23 @@ fn a_server_whose_base_hangs_ends_at_the_second_signal() {
         });
         // The request of the client that has just connected arrives.
         thread::sleep(Duration::from_millis(500));
+        let awaited = if drops {
+            run(&mut server.ask(&["drop", "job", "--force"]));
+            "or for requests of a disk that was removed"
+        } else {
+            "waiting for 1 request of disk 'job' (over "
+        };
         if by_command {
             let mut stop = server.ask(&["stop"]);
             let stop = Ended(stop.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("a start"));
-            until("nothing is waited for", || says("waiting for 1 request of disk 'job' (over "));
+            until("nothing is waited for", || says(awaited));
             assert!(server.is_running());
             assert_eq!(run(&mut server.ask(&["stop", "--force"])), "the server has ended\n");
             let output = stop.messages();
-            assert!(output.contains("waiting for 1 request of disk 'job' (over "), "{output}");
+            assert!(output.contains(awaited), "{output}");
         } else {
             server.signal(Signal::TERM);
-            until("nothing is waited for", || says("waiting for 1 request of disk 'job' (over "));
+            until("nothing is waited for", || says(awaited));
             assert!(server.is_running());
             server.signal(Signal::TERM);
         }
