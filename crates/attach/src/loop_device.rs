@@ -18,7 +18,7 @@ use linux_raw_sys::loop_device::{
     loop_config, loop_info64,
 };
 use rustix::{
-    fs::OFlags,
+    fs::{OFlags, major, minor},
     io::Errno,
     ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl},
 };
@@ -28,6 +28,9 @@ const BLOCK_BYTES: u32 = 512;
 
 /// Attempts to get a free device, which other processes may take first.
 const ATTEMPTS: usize = 64;
+
+/// How the sources of servers' files begin in the table of mounts.
+const FILES: &str = "pagefold-files:";
 
 /// A device in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +68,25 @@ pub fn file_of(number: u32) -> io::Result<(u64, u64)> {
     // SAFETY: this command fills a `loop_info64`, of which every bit pattern is valid.
     let info = unsafe { ioctl(device, Getter::<{ LOOP_GET_STATUS64 as Opcode }, loop_info64>::new()) }?;
     Ok((info.lo_device, info.lo_inode))
+}
+
+/// Returns whether a device's file is on a mounted file system that is not the files of a server.
+/// That of a server that has ended may be mounted no longer.
+///
+/// # Errors
+/// The caller is not root, there is no such device in use, or `/proc` cannot be read.
+pub fn is_foreign(number: u32) -> io::Result<bool> {
+    let (device, _) = file_of(number)?;
+    Ok(is_foreign_in(&std::fs::read_to_string("/proc/self/mountinfo")?, device))
+}
+
+/// The same for a table of mounts (`proc_pid_mountinfo(5)`).
+fn is_foreign_in(table: &str, device: u64) -> bool {
+    let device = format!("{}:{}", major(device), minor(device));
+    table.lines().any(|line| {
+        let source = line.split_once(" - ").and_then(|(_, file_system)| file_system.split(' ').nth(1));
+        line.split(' ').nth(2) == Some(&device) && source.is_some_and(|source| !source.starts_with(FILES))
+    })
 }
 
 /// Makes a device over a regular file of `owner`, or of anyone if that is `None`. The device reads and
@@ -176,6 +198,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn files_of_servers_are_known_by_their_mounts() {
+        let table = "57 29 0:41 / /a\\040b rw shared:9 master:1 - fuse pagefold-files:/a\\040b rw,user_id=0\n\
+                     29 1 254:0 / / rw - ext4 /dev/vda rw\n58 29 0:42 / /c rw - fuse nbdfuse rw\n";
+        let is_foreign = |major, minor| is_foreign_in(table, rustix::fs::makedev(major, minor));
+        assert_eq!(
+            [(0, 41), (254, 0), (0, 42), (0, 43)].map(|(major, minor)| is_foreign(major, minor)),
+            [false, true, true, false]
+        );
+    }
+
+    #[test]
     fn a_device_shows_its_file_until_it_is_detached() {
         let test = "a_device_shows_its_file_until_it_is_detached";
         let folder = tempfile::tempdir().expect("a folder");
@@ -196,6 +229,7 @@ mod tests {
         assert!(devices().expect("/sys").contains(&Device { number, file: file.clone() }));
         let metadata = fs::metadata(&file).expect("a file");
         assert_eq!(file_of(number).expect("a device in use"), (metadata.dev(), metadata.ino()));
+        assert!(is_foreign(number).expect("a device in use"), "the file is not a server's");
         let device = OpenOptions::new().read(true).write(true).open(path(number)).expect("a device");
         let mut sector = [0; 512];
         device.read_exact_at(&mut sector, 512).expect("a read");

@@ -268,7 +268,7 @@ fn ublk_number(path: &Path) -> Option<u32> {
     path.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
 }
 
-/// Returns the device at a path, if it is one of ours or a loop device.
+/// Returns the device at a path, if it is one of ours.
 fn device_at(path: &Path) -> anyhow::Result<Device> {
     if let Some(number) = ublk_number(path) {
         return Ok(Device { way: Way::Ublk, number });
@@ -281,6 +281,10 @@ fn device_at(path: &Path) -> anyhow::Result<Device> {
     }
     let found = loop_device::devices()?.into_iter().find(|device| loop_device::path(device.number) == path);
     let device = found.with_context(|| format!("{}: no device in use that could be detached", path.display()))?;
+    if loop_device::is_foreign(device.number)? {
+        let (shown, file) = (path.display(), device.file.display());
+        bail!("{shown} is a device of another program, over {file}: 'losetup -d {shown}' detaches it");
+    }
     Ok(Device { way: Way::Loop, number: device.number })
 }
 
