@@ -27,6 +27,11 @@ const KEPT_BYTES: u64 = 256 << 20;
 /// cases, in either direction.
 const METHOD_ERROR: f64 = 0.02;
 
+/// Least and most memory that a pool takes for an object, as a multiple of its bytes, and for the entry of
+/// a page, in bytes. Between them is what was measured for pools of more than a few pages.
+const OBJECT_OVERHEAD: [f64; 2] = [1.0, 1.25];
+const ENTRY_BYTES: [f64; 2] = [4.0, 32.0];
+
 /// Size of each thread's disk: more than it can write.
 const DISK_BYTES: u64 = 1 << 40;
 
@@ -201,7 +206,7 @@ pub(super) fn look_at(input: &Input, most_bytes: u64, end: Deadline<'_>, threads
         sampled,
         zero,
         same,
-        duplicate: duplicates(all.hashes, stored.value - same.value, is_complete),
+        duplicate: duplicates(all.hashes, stored.value - same.value, stored.high() - same.low(), is_complete),
         incompressible: count(&|counted| counted.incompressible),
         compressed_bytes,
         memory_bytes: memory_bytes.within(METHOD_ERROR, 0.0),
@@ -241,13 +246,17 @@ fn of_stratum(
 /// Estimates a pool's memory for this many bytes of objects, from the figures of a pool with
 /// others.
 fn memory(kept: &PoolStats, empty: &PoolStats, compressed_bytes: Estimate, stored: Estimate) -> Estimate {
-    let per =
-        |bytes: u64, before: u64, of: u64| if of == 0 { 0.0 } else { bytes.saturating_sub(before) as f64 / of as f64 };
-    let objects = per(kept.mem_used_total, empty.mem_used_total, kept.compr_data_size);
-    let entry_bytes = per(kept.table_bytes, empty.table_bytes, kept.orig_data_size / PAGE_SIZE as u64);
+    // Without an object or an entry, its overhead is only known to be within these limits.
+    let per = |of_all: Estimate, bytes: u64, before: u64, of: u64, [least, most]: [f64; 2]| match of {
+        0 => of_all.scaled(f64::midpoint(least, most)).within((most - least) / (most + least), 0.0),
+        _ => of_all.scaled(bytes.saturating_sub(before) as f64 / of as f64),
+    };
+    let pages = kept.orig_data_size / PAGE_SIZE as u64;
+    let objects =
+        per(compressed_bytes, kept.mem_used_total, empty.mem_used_total, kept.compr_data_size, OBJECT_OVERHEAD);
+    let entries = per(stored, kept.table_bytes, empty.table_bytes, pages, ENTRY_BYTES);
     let fixed = empty.mem_used_total + empty.table_bytes + kept.stream_bytes + kept.training_bytes;
-    let entries = stored.scaled(entry_bytes);
-    compressed_bytes.scaled(objects) + entries + Estimate::exact(fixed as f64)
+    objects + entries + Estimate::exact(fixed as f64)
 }
 
 impl Work<'_> {
@@ -378,7 +387,7 @@ impl Done {
 /// contents is estimated according to M. Charikar et al., "Towards Estimation Error Guarantees for
 /// Distinct Values" (PODS 2000): each content seen once counts as `√(1 ÷ q)`. Its bounds are 1 and
 /// `1 ÷ q`, which gives the interval.
-fn duplicates(mut hashes: Vec<u64>, total: f64, is_complete: bool) -> Duplicates {
+fn duplicates(mut hashes: Vec<u64>, total: f64, most: f64, is_complete: bool) -> Duplicates {
     let read = hashes.len() as f64;
     hashes.sort_unstable();
     let (mut once, mut different) = (0.0, 0.0);
@@ -392,7 +401,7 @@ fn duplicates(mut hashes: Vec<u64>, total: f64, is_complete: bool) -> Duplicates
     }
     let total = total.max(read);
     if read == 0.0 {
-        return Duplicates { value: 0.0, low: 0.0, high: total };
+        return Duplicates { value: 0.0, low: 0.0, high: most };
     }
     let factor = total / read;
     let with = |stand_for: f64| (total - (different - once) - once * stand_for).clamp(0.0, total);
@@ -409,7 +418,7 @@ mod tests {
         let mut order: Vec<_> = order.zip(0..pages).collect();
         order.sort_unstable();
         let hashes = order.iter().step_by(step).map(|(_, page)| page / times).collect();
-        duplicates(hashes, pages as f64, step == 1)
+        duplicates(hashes, pages as f64, pages as f64, step == 1)
     }
 
     #[test]
@@ -417,9 +426,9 @@ mod tests {
         assert_eq!(sampled(10_000, 1, 1), Duplicates::default());
         let exact = Duplicates { value: 7500.0, low: 7500.0, high: 7500.0 };
         assert_eq!(sampled(10_000, 4, 1), exact);
-        assert_eq!(duplicates(Vec::new(), 0.0, true), Duplicates::default());
+        assert_eq!(duplicates(Vec::new(), 0.0, 0.0, true), Duplicates::default());
         let unknown = Duplicates { value: 0.0, low: 0.0, high: 9.0 };
-        assert_eq!(duplicates(Vec::new(), 9.0, false), unknown);
+        assert_eq!(duplicates(Vec::new(), 5.0, 9.0, false), unknown);
     }
 
     #[test]

@@ -144,7 +144,7 @@ fn forecasts_hold_for_files() {
         fs::write(&file, bytes).expect("room");
         let (memory, image) = (served_bytes(&file, &nbdcopy), packed_bytes(&folder, &file, "lz4", "4K"));
         let small = packed_bytes(&folder, &file, "zstd,3", "64K");
-        for args in [&[&*file][..], &[&*file, "--sample", SAMPLE]] {
+        for args in [&[&*file][..], &[&*file, "--sample", SAMPLE], &[&*file, "--sample", "0"]] {
             let advice = advise(args);
             assert_eq!(advice.figure("input", "bytes"), WHOLE_BYTES as u64);
             advice.holds(name, "disk", "spent_bytes", memory);
