@@ -23,7 +23,8 @@ impl Counted {
     /// Reserves the memory of an entry with this name in the server's lists, if there is room.
     pub(crate) fn record(pool: &Pool, name: &str, record_bytes: u64) -> Result<Arc<Self>, Failure> {
         let taken = Self::take(pool, record_bytes + NAMES * name.len() as u64);
-        let what = "the server's memory limit leaves no room for a disk or its name";
+        let what = "the server's memory limit leaves no room for another disk: 'pagefold limit SIZE' raises it, and \
+                    'pagefold drop' frees memory";
         taken.map(Arc::new).ok_or_else(|| Failure::new(Code::NoMemory, what))
     }
 }

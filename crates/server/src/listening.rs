@@ -598,7 +598,7 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        self.ending.begin("the server was dropped");
+        self.ending.begin("the server does not start");
         if let Some(nbd @ Nbd::Thread(_)) = self.nbd.take() {
             // The server itself reports failures.
             let _ = nbd.run();

@@ -11,7 +11,6 @@ use super::{
     input::InputKind,
     pages::Pages,
     report::Report,
-    stratum::PAGE_BYTES,
     times::time,
     verdict::Verdict,
 };
@@ -90,7 +89,9 @@ fn sampled(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         format!("all {}", bytes(data))
     } else {
         let about = if data.is_exact() { "" } else { "about " };
-        format!("{} of {about}{}", size::show(report.pages.sampled * PAGE_BYTES), bytes(data))
+        // The last page of a file is only partly data.
+        let part = report.pages.sampled as f64 / report.pages.data.value.max(1.0);
+        format!("{} of {about}{}", bytes(data.scaled(part.min(1.0))), bytes(data))
     };
     let packed = report.images.iter().map(|image| image.sampled_bytes);
     let (least, most) = (packed.clone().min().unwrap_or(0), packed.max().unwrap_or(0));

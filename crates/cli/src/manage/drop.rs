@@ -8,7 +8,7 @@ use crate::size;
 /// Remove disks and their contents
 #[derive(clap::Args)]
 #[command(
-    visible_aliases = ["rm", "remove"],
+    visible_aliases = ["rm", "remove", "delete"],
     after_help = "Examples:
   pagefold drop scratch job-1
   pagefold drop job-1@before

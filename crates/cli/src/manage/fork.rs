@@ -7,7 +7,9 @@ use crate::size;
 
 /// Create writable copies of a disk that share its memory
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    visible_alias = "clone",
+    after_help = "Examples:
   pagefold fork debian job-1 job-2 job-3
   pagefold fork job-1 job-1b --limit 512M
   pagefold fork job-1@before job-1c
@@ -16,7 +18,8 @@ use crate::size;
 
 FROM can be in use. All forks start with its contents at the same instant; either all forks are \
 created or none; of more than 512, each 512. Each fork is independent: FROM and other forks do \
-not see its writes, and it does not see theirs.")]
+not see its writes, and it does not see theirs."
+)]
 pub(crate) struct Args {
     /// The disk to fork: a base, a disk, or a snapshot as DISK@SNAPSHOT
     from: String,

@@ -22,12 +22,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Stop the server, and wait until it has exited
 #[derive(clap::Args)]
-#[command(after_help = "Example:
+#[command(
+    visible_alias = "shutdown",
+    after_help = "Example:
   pagefold stop && pagefold serve --size 8G
 
 The server completes requests in flight, as on SIGTERM. If that takes long, for example because \
 the storage of a base hangs, the command says what the server waits for. Disks are volatile: their \
-contents are lost.")]
+contents are lost."
+)]
 pub(crate) struct Args {
     /// Do not wait for requests that the disks are working on
     #[arg(long)]
