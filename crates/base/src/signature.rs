@@ -7,7 +7,7 @@ use std::{ffi::OsStr, io, path::Path};
 
 use pagefold_storage::{Location, ReadAt};
 
-use crate::Format;
+use crate::{Format, advice};
 
 /// The kinds of formats, by what this program can do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,9 @@ pub enum Kind {
     Tar,
     /// Compressed data that can be decompressed.
     Compressed(Compression),
-    /// A format that cannot be read here.
+    /// A disk that cannot be read here, in the format of this name in `qemu-img convert -O`.
+    OtherDisk(&'static str),
+    /// Another format that cannot be read here.
     Foreign,
 }
 
@@ -52,7 +54,7 @@ pub struct Signature {
     marks: &'static [Mark],
     /// The extensions of such files' names.
     extensions: &'static [&'static str],
-    /// A command that makes the content accessible. `FILE` and `STEM` stand for the file.
+    /// A command that makes the content accessible, with the words of [`advice`].
     advice: &'static str,
 }
 
@@ -98,23 +100,23 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "an EROFS image", kind: Kind::Base(Format::Erofs), extensions: &["erofs"],
         marks: &[At(1024, &0xe0f5_e1e2_u32.to_le_bytes())],
         advice: "'pagefold ls FILE' lists its files, and 'pagefold serve' serves a disk in it" },
-    Signature { name: "a qcow image of version 1", kind: Kind::Foreign, extensions: &["qcow"],
+    Signature { name: "a qcow image of version 1", kind: Kind::OtherDisk("qcow"), extensions: &["qcow"],
         marks: &[At(0, b"QFI\xfb\0\0\0\x01")], advice: CONVERT },
     Signature { name: "a qcow2 image", kind: Kind::Base(Format::Qcow2), extensions: &["qcow2"],
         marks: &[At(0, b"QFI\xfb")], advice: CONVERT },
-    Signature { name: "a VMDK disk", kind: Kind::Foreign, extensions: &["vmdk"],
+    Signature { name: "a VMDK disk", kind: Kind::OtherDisk("vmdk"), extensions: &["vmdk"],
         marks: &[At(0, b"KDMV"), At(0, b"COWD"), At(0, &0xcafe_babe_u64.to_le_bytes()), At(0, b"# Disk DescriptorFile")],
         advice: CONVERT },
-    Signature { name: "a VirtualBox disk (VDI)", kind: Kind::Foreign, extensions: &["vdi"],
+    Signature { name: "a VirtualBox disk (VDI)", kind: Kind::OtherDisk("vdi"), extensions: &["vdi"],
         marks: &[At(64, &0xbeda_107f_u32.to_le_bytes())], advice: CONVERT },
-    Signature { name: "a VHDX disk", kind: Kind::Foreign, extensions: &["vhdx"],
+    Signature { name: "a VHDX disk", kind: Kind::OtherDisk("vhdx"), extensions: &["vhdx"],
         marks: &[At(0, b"vhdxfile")], advice: CONVERT },
-    Signature { name: "a VHD disk", kind: Kind::Foreign, extensions: &["vhd", "vpc"],
+    Signature { name: "a VHD disk", kind: Kind::OtherDisk("vpc"), extensions: &["vhd", "vpc"],
         marks: &[At(0, b"conectix"), InLastSector(b"conectix")],
         advice: "'qemu-img convert -f vpc -O raw FILE STEM.img' makes a raw disk of it" },
-    Signature { name: "a QED image", kind: Kind::Foreign, extensions: &["qed"],
+    Signature { name: "a QED image", kind: Kind::OtherDisk("qed"), extensions: &["qed"],
         marks: &[At(0, b"QED\0")], advice: CONVERT },
-    Signature { name: "a Parallels disk", kind: Kind::Foreign, extensions: &["parallels", "hdd", "hds"],
+    Signature { name: "a Parallels disk", kind: Kind::OtherDisk("parallels"), extensions: &["parallels", "hdd", "hds"],
         marks: &[At(0, b"WithoutFreeSpace"), At(0, b"WithouFreSpacExt")], advice: CONVERT },
     Signature { name: "a Bochs disk", kind: Kind::Foreign, extensions: &[],
         marks: &[At(0, b"Bochs Virtual HD Image")], advice: CONVERT },
@@ -277,7 +279,12 @@ impl Signature {
 
     /// Returns advice with the command that makes the content of the file at `path` accessible.
     pub fn advice(&self, path: &Path) -> String {
-        advice(self.advice, path)
+        advice::filled(self.advice, path)
+    }
+
+    /// Returns the name of the file that the advised command creates, if it creates one.
+    pub fn created(&self, path: &Path) -> Option<String> {
+        advice::created(self.advice, path)
     }
 
     /// Returns why the file at `path`, which has the name of such files but shows no format, is not
@@ -304,24 +311,7 @@ impl Signature {
 
 /// Returns the command that makes a raw disk of a file in any format that QEMU reads.
 pub(crate) fn conversion(path: &Path) -> String {
-    advice(CONVERT, path)
-}
-
-fn advice(template: &str, path: &Path) -> String {
-    // A path can be copied from the message only if a shell takes it literally.
-    let plain = |name: &&str| {
-        !name.is_empty()
-            && !name.starts_with('-')
-            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=,".contains(&b))
-    };
-    // The command must not write over the file.
-    let stem = path.with_extension("");
-    let is_new = stem != path && ["img", "raw", "erofs"].iter().all(|end| stem.with_extension(end) != path);
-    match (path.to_str().filter(plain), stem.to_str().filter(plain)) {
-        (Some(file), Some(stem)) if is_new => template.replace("FILE", file).replace("STEM", stem),
-        (Some(file), _) => template.replace("FILE", file).replace("STEM", "NEW"),
-        _ => template.replace("STEM", "NEW"),
-    }
+    advice::filled(CONVERT, path)
 }
 
 /// Returns whether a file's name says that it is a raw disk.
@@ -448,6 +438,8 @@ fn is_tar(front: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn name_of(bytes: &[u8]) -> Option<&'static str> {
@@ -518,6 +510,37 @@ mod tests {
         assert_eq!(name_of(&skip(u32::MAX / 1000)[..1000]), Some("Zstandard data"));
     }
 
+    proptest! {
+        /// No command writes to the file that it reads, or to another one that exists.
+        #[test]
+        fn advice_names_a_new_file(
+            stem in "[a-z]{1,2}|NEW(-2)?",
+            ends in proptest::collection::vec(prop::sample::select(known_extensions()), 0..4),
+            exist in any::<u64>(),
+        ) {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join([&[&*stem][..], &ends].concat().join("."));
+            std::fs::write(&path, "").expect("a file");
+            for signature in SIGNATURES {
+                let Some(created) = signature.created(&path) else { continue };
+                prop_assert!(!Path::new(&created).exists(), "{path:?}: {created}");
+                let advice = signature.advice(&path);
+                let words = |name: &str| advice.split([' ', '\'', '@']).filter(|word| *word == name).count();
+                prop_assert_eq!((words(&created), words(path.to_str().expect("a plain path"))), (1, 1));
+                // Then the second command has another name to choose.
+                let is_there = exist >> (created.len() % 64) & 1 == 1;
+                if is_there && Path::new(&created).is_absolute() {
+                    std::fs::write(&created, "").expect("a file");
+                    prop_assert!(!Path::new(&signature.created(&path).expect("a name")).exists());
+                }
+            }
+        }
+    }
+
+    fn known_extensions() -> Vec<&'static str> {
+        SIGNATURES.iter().flat_map(|signature| signature.extensions).chain(&RAW_EXTENSIONS).copied().collect()
+    }
+
     #[test]
     fn a_name_can_be_copied_from_the_advice_if_a_shell_takes_it() {
         let vmdk = Signature::of_name("a.VMDK".as_ref()).expect("a name");
@@ -529,8 +552,14 @@ mod tests {
             let advice = "'qemu-img convert -O raw FILE NEW.img' makes a raw disk of it";
             assert_eq!(vmdk.advice(path.as_ref()), advice);
         }
-        // The file itself is never written to.
-        for (path, new) in [("a", "NEW.img"), ("a.img", "NEW.img"), ("d/a.raw", "NEW.img"), ("a.b.c", "a.b.img")] {
+        // The file itself is never written to, and neither is another one that exists.
+        for (path, new) in [
+            ("a", "NEW.img"),
+            ("a.img", "NEW.img"),
+            ("d/a.raw", "d/a.img"),
+            ("a.b.c", "a.b.img"),
+            ("NEW.img", "NEW-2.img"),
+        ] {
             let advice = vmdk.advice(path.as_ref());
             assert_eq!(advice, format!("'qemu-img convert -O raw {path} {new}' makes a raw disk of it"));
         }

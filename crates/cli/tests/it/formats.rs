@@ -289,6 +289,13 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
         let said = folder.refused(&[&path]);
         assert!(said.contains(name) && said.contains("'gzip -dc ") && said.contains("its content is"), "{said}");
     }
+    // The second command reads what the first one creates.
+    let path = folder.write("zipped.tgz", &gzip(&headed(0, b"PK\x03\x04")));
+    for created in [folder.at("zipped.tar"), "NEW".to_owned()] {
+        let said = folder.refused(&[&path]);
+        assert!(said.contains(&format!(" > {created}'")) && said.contains(&format!(" @{created} ")), "{said}");
+        folder.write("zipped.tar", b"precious");
+    }
     let brotli = folder.write("a.tar.br", b"any bytes");
     assert!(folder.refused(&[&brotli]).contains("Brotli data: 'brotli -dc"));
     let twice = folder.write("a.gz", &gzip(&gzip(b"text")));
