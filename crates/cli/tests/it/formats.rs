@@ -263,6 +263,9 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
         ("a.tar.lrz", 0, b"LRZI", "data compressed by lrzip", "lrzip -d"),
         ("a.tar.Z", 0, b"\x1f\x9d\x90ab\0", "data compressed by compress", "gzip -dc"),
         ("a.vdi", 64, b"\x7f\x10\xda\xbe", "a VirtualBox disk", "qemu-img convert"),
+        ("sda1", 0, b"partclone-image", "a partclone image", "partclone.restore -W -s"),
+        ("case.E01", 0, b"EVF\t\r\n\xff\0", "a forensic image", "ewfmount"),
+        ("disk.img", 0, b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "git lfs pull"),
     ] {
         let bytes = headed(at, magic);
         let path = folder.write(file, &bytes);
