@@ -41,6 +41,17 @@ pub struct Device {
     pub file: PathBuf,
 }
 
+/// A file below a device. Its numbers identify it even if it was renamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// The device number of its file system.
+    pub file_system: u64,
+    /// The inode number in this file system.
+    pub inode: u64,
+    /// The number of the block device that the file is; 0 for a regular file.
+    pub device: u64,
+}
+
 /// Returns the path of a device.
 pub fn path(number: u32) -> PathBuf {
     format!("/dev/loop{number}").into()
@@ -58,16 +69,15 @@ pub fn devices() -> io::Result<Vec<Device>> {
     super::numbers("loop")?.into_iter().filter_map(|number| of(number).transpose()).collect()
 }
 
-/// Returns the file below a device, as the numbers of its file system's device and of its inode. They
-/// identify it even if it was renamed.
+/// Returns the file below a device.
 ///
 /// # Errors
-/// The caller is not root, or there is no such device in use.
-pub fn file_of(number: u32) -> io::Result<(u64, u64)> {
+/// The caller may not read the device, or there is no such device in use.
+pub fn file_of(number: u32) -> io::Result<Below> {
     let device = File::open(path(number))?;
     // SAFETY: this command fills a `loop_info64`, of which every bit pattern is valid.
     let info = unsafe { ioctl(device, Getter::<{ LOOP_GET_STATUS64 as Opcode }, loop_info64>::new()) }?;
-    Ok((info.lo_device, info.lo_inode))
+    Ok(Below { file_system: info.lo_device, inode: info.lo_inode, device: info.lo_rdevice })
 }
 
 /// Returns whether a device's file is on a mounted file system that is not the files of a server.
@@ -76,8 +86,8 @@ pub fn file_of(number: u32) -> io::Result<(u64, u64)> {
 /// # Errors
 /// The caller is not root, there is no such device in use, or `/proc` cannot be read.
 pub fn is_foreign(number: u32) -> io::Result<bool> {
-    let (device, _) = file_of(number)?;
-    Ok(is_foreign_in(&std::fs::read_to_string("/proc/self/mountinfo")?, device))
+    let below = file_of(number)?;
+    Ok(is_foreign_in(&std::fs::read_to_string("/proc/self/mountinfo")?, below.file_system))
 }
 
 /// The same for a table of mounts (`proc_pid_mountinfo(5)`).
@@ -228,7 +238,8 @@ mod tests {
         };
         assert!(devices().expect("/sys").contains(&Device { number, file: file.clone() }));
         let metadata = fs::metadata(&file).expect("a file");
-        assert_eq!(file_of(number).expect("a device in use"), (metadata.dev(), metadata.ino()));
+        let below = Below { file_system: metadata.dev(), inode: metadata.ino(), device: 0 };
+        assert_eq!(file_of(number).expect("a device in use"), below);
         assert!(is_foreign(number).expect("a device in use"), "the file is not a server's");
         let device = OpenOptions::new().read(true).write(true).open(path(number)).expect("a device");
         let mut sector = [0; 512];

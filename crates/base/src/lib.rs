@@ -26,6 +26,7 @@
 //! an error, never bytes beyond its end.
 #![forbid(unsafe_code)]
 
+mod advice;
 mod base;
 mod cache;
 mod content;

@@ -38,6 +38,8 @@ struct Header {
     version: u32,
     backing_at: u64,
     cluster_bits: u32,
+    size_bytes: u64,
+    /// Entries of the table of the first level.
     entries: u32,
     entries_at: u64,
     encryption: u32,
@@ -111,6 +113,7 @@ impl Header {
             version: word(4),
             backing_at: long(8),
             cluster_bits: word(20),
+            size_bytes: long(24),
             encryption: word(32),
             entries: word(36),
             entries_at: long(40),
@@ -140,6 +143,30 @@ impl Header {
         (!found.is_empty()).then(|| format!("the image {}", found.join(", and ")))
     }
 
+    /// Returns how the header contradicts itself or the length of the file, of what imago does not
+    /// check: it allocates as many entries as the header claims, and reads what they do not cover as
+    /// zeros.
+    fn damage(&self, file_bytes: u64) -> Option<String> {
+        // The largest clusters have 2 MiB. imago refuses too small ones.
+        if self.cluster_bits > 21 {
+            return Some(format!("its clusters have 2^{} bytes, but 2^21 is the most", self.cluster_bits));
+        }
+        let entries_end = self.entries_at.checked_add(u64::from(self.entries) * 8);
+        if entries_end.is_none_or(|end| end > file_bytes) {
+            return Some(format!("its L1 table is outside the file, which ends at byte {file_bytes}"));
+        }
+        if !self.entries_at.is_multiple_of(1 << self.cluster_bits) {
+            return Some(format!("its L1 table begins inside a cluster, at byte {}", self.entries_at));
+        }
+        // A table of the second level has one cluster, of entries of 8 bytes for a cluster each.
+        let covered_bits = 2 * self.cluster_bits.max(9) - 3;
+        let needed = self.size_bytes.div_ceil(1 << covered_bits);
+        (needed > u64::from(self.entries)).then(|| {
+            let (size, entries) = (self.size_bytes, self.entries);
+            format!("its L1 table is too small for its size: {size} bytes need {needed} entries, and it has {entries}")
+        })
+    }
+
     /// Checks that the tables of the second level, and what they refer to, are in the file: imago
     /// reads everything beyond its end as zeros. The last cluster may be incomplete. Returns where the
     /// tables are.
@@ -152,6 +179,7 @@ impl Header {
             let what = format!("{what} at byte {at} is outside the file, which ends at byte {file_bytes}");
             Err(io::Error::new(io::ErrorKind::InvalidData, what))
         };
+        let has_zeros = self.version >= 3;
         let mut table = vec![0; cluster as usize];
         // A hostile image may name one table any number of times.
         let mut seen = HashSet::from([0]);
@@ -184,12 +212,17 @@ impl Header {
                     if at / 512 + sectors >= file_bytes.div_ceil(512) {
                         return missing("a compressed cluster", at);
                     }
-                } else if entry & ZEROS == 0 && (entry & OFFSET).saturating_add(cluster) > end {
+                } else if entry & ZEROS != 0 {
+                    if !has_zeros {
+                        let what = "a cluster is marked as zeros, which needs version 3".to_owned();
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                    }
+                } else if (entry & OFFSET).saturating_add(cluster) > end {
                     return missing("a cluster", entry & OFFSET);
                 }
             }
         }
-        Ok(Tables { cluster_bits: self.cluster_bits.max(9), has_zeros: self.version >= 3, seconds })
+        Ok(Tables { cluster_bits: self.cluster_bits.max(9), has_zeros, seconds })
     }
 
     /// Returns the most memory that the tables use once they have been read.
@@ -208,13 +241,8 @@ impl Qcow2 {
         if let Some(why) = header.refusal() {
             return Err(unfit(&format!("{why}: {}", conversion(path))));
         }
-        let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
-        // Checked here because imago allocates as many entries as the header claims. It reports all
-        // other errors in the header.
-        if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
-            return Err(unfit(&format!(
-                "the image is damaged: its L1 table is outside the file, which ends at byte {file_bytes}"
-            )));
+        if let Some(damage) = header.damage(file_bytes) {
+            return Err(unfit(&format!("the image is damaged: {damage}")));
         }
         let tables = header.check_places(&*storage, file_bytes).map_err(failed)?;
         let Some(file) = storage.file() else {

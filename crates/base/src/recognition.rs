@@ -37,7 +37,7 @@ impl Format {
             },
             Kind::Base(found) if content == name => Ok(found),
             Kind::Base(found) => Err(OpenError::Doubtful { path: path.into(), found }),
-            Kind::Tar | Kind::Compressed(_) | Kind::Foreign => {
+            Kind::Tar | Kind::Compressed(_) | Kind::OtherDisk(_) | Kind::Foreign => {
                 let found = content.map_or_else(String::new, |content| content.described(path));
                 unfit(format!("{found}; --format {} takes its bytes as they are", Self::Raw))
             }

@@ -7,7 +7,7 @@ use std::{ffi::OsStr, io, path::Path};
 
 use pagefold_storage::{Location, ReadAt};
 
-use crate::Format;
+use crate::{Format, advice};
 
 /// The kinds of formats, by what this program can do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,9 @@ pub enum Kind {
     Tar,
     /// Compressed data that can be decompressed.
     Compressed(Compression),
-    /// A format that cannot be read here.
+    /// A disk that cannot be read here, in the format of this name in `qemu-img convert -O`.
+    OtherDisk(&'static str),
+    /// Another format that cannot be read here.
     Foreign,
 }
 
@@ -52,7 +54,7 @@ pub struct Signature {
     marks: &'static [Mark],
     /// The extensions of such files' names.
     extensions: &'static [&'static str],
-    /// A command that makes the content accessible. `FILE` and `STEM` stand for the file.
+    /// A command that makes the content accessible, with the words of [`advice`].
     advice: &'static str,
 }
 
@@ -71,11 +73,13 @@ enum Mark {
     At(u64, &'static [u8]),
     /// These bytes at the start of the last sector.
     InLastSector(&'static [u8]),
+    /// These bytes, so many before the end.
+    BeforeEnd(u64, &'static [u8]),
     /// A test of the first [`FRONT_BYTES`], or fewer if there are no more.
     Front(fn(&[u8]) -> bool),
 }
 
-use Mark::{At, Front, InLastSector};
+use Mark::{At, BeforeEnd, Front, InLastSector};
 
 /// Bytes that [`Mark::Front`] is given.
 const FRONT_BYTES: usize = 4 << 10;
@@ -89,6 +93,8 @@ const MOST_SKIPPED: usize = 1 << 10;
 const CONVERT: &str = "'qemu-img convert -O raw FILE STEM.img' makes a raw disk of it";
 const DECOMPRESS: &str = "decompress it first";
 const REPACK: &str = "'bsdtar -cf - @FILE | pagefold pack - -o STEM.erofs' packs its members";
+const EXTRACT_UBI: &str = "'ubireader_extract_files -o DIRECTORY FILE' extracts it";
+const LIST_UBOOT: &str = "'dumpimage -l FILE' lists its parts";
 const PACK: &str = "'pagefold pack FILE -o STEM.erofs' makes an EROFS image of it";
 
 /// All formats, those with more specific marks first.
@@ -98,23 +104,23 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "an EROFS image", kind: Kind::Base(Format::Erofs), extensions: &["erofs"],
         marks: &[At(1024, &0xe0f5_e1e2_u32.to_le_bytes())],
         advice: "'pagefold ls FILE' lists its files, and 'pagefold serve' serves a disk in it" },
-    Signature { name: "a qcow image of version 1", kind: Kind::Foreign, extensions: &["qcow"],
+    Signature { name: "a qcow image of version 1", kind: Kind::OtherDisk("qcow"), extensions: &["qcow"],
         marks: &[At(0, b"QFI\xfb\0\0\0\x01")], advice: CONVERT },
     Signature { name: "a qcow2 image", kind: Kind::Base(Format::Qcow2), extensions: &["qcow2"],
         marks: &[At(0, b"QFI\xfb")], advice: CONVERT },
-    Signature { name: "a VMDK disk", kind: Kind::Foreign, extensions: &["vmdk"],
+    Signature { name: "a VMDK disk", kind: Kind::OtherDisk("vmdk"), extensions: &["vmdk"],
         marks: &[At(0, b"KDMV"), At(0, b"COWD"), At(0, &0xcafe_babe_u64.to_le_bytes()), At(0, b"# Disk DescriptorFile")],
         advice: CONVERT },
-    Signature { name: "a VirtualBox disk (VDI)", kind: Kind::Foreign, extensions: &["vdi"],
+    Signature { name: "a VirtualBox disk (VDI)", kind: Kind::OtherDisk("vdi"), extensions: &["vdi"],
         marks: &[At(64, &0xbeda_107f_u32.to_le_bytes())], advice: CONVERT },
-    Signature { name: "a VHDX disk", kind: Kind::Foreign, extensions: &["vhdx"],
+    Signature { name: "a VHDX disk", kind: Kind::OtherDisk("vhdx"), extensions: &["vhdx"],
         marks: &[At(0, b"vhdxfile")], advice: CONVERT },
-    Signature { name: "a VHD disk", kind: Kind::Foreign, extensions: &["vhd", "vpc"],
+    Signature { name: "a VHD disk", kind: Kind::OtherDisk("vpc"), extensions: &["vhd", "vpc"],
         marks: &[At(0, b"conectix"), InLastSector(b"conectix")],
         advice: "'qemu-img convert -f vpc -O raw FILE STEM.img' makes a raw disk of it" },
-    Signature { name: "a QED image", kind: Kind::Foreign, extensions: &["qed"],
+    Signature { name: "a QED image", kind: Kind::OtherDisk("qed"), extensions: &["qed"],
         marks: &[At(0, b"QED\0")], advice: CONVERT },
-    Signature { name: "a Parallels disk", kind: Kind::Foreign, extensions: &["parallels", "hdd", "hds"],
+    Signature { name: "a Parallels disk", kind: Kind::OtherDisk("parallels"), extensions: &["parallels", "hdd", "hds"],
         marks: &[At(0, b"WithoutFreeSpace"), At(0, b"WithouFreSpacExt")], advice: CONVERT },
     Signature { name: "a Bochs disk", kind: Kind::Foreign, extensions: &[],
         marks: &[At(0, b"Bochs Virtual HD Image")], advice: CONVERT },
@@ -130,6 +136,59 @@ static SIGNATURES: &[Signature] = &[
         marks: &[At(0, b"VMA\0")], advice: "'vma extract FILE DIRECTORY' extracts its disks" },
     Signature { name: "a Windows image (WIM)", kind: Kind::Foreign, extensions: &["wim", "esd"],
         marks: &[At(0, b"MSWIM\0\0\0")], advice: "'wimapply FILE DIRECTORY' extracts it" },
+
+    // Copies and backups of disks.
+    Signature { name: "a partclone image", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0, b"partclone-image")], advice: "'partclone.restore -W -s FILE -O STEM.img' makes a raw disk of it" },
+    Signature { name: "an ntfsclone image", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0, b"\0ntfsclone-image")], advice: "'ntfsclone --restore-image --output STEM.img FILE' makes a raw disk of it" },
+    Signature { name: "a forensic image (EWF)", kind: Kind::Foreign, extensions: &["e01", "ex01"],
+        marks: &[At(0, b"EVF\t\r\n\xff\0"), At(0, b"EVF2\r\n\x81\0")],
+        advice: "'ewfmount FILE DIRECTORY' shows its disk as DIRECTORY/ewf1" },
+    Signature { name: "a btrfs send stream", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0, b"btrfs-stream\0")], advice: "'btrfs receive -f FILE DIRECTORY' makes a subvolume of it" },
+    Signature { name: "a ZFS send stream", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(8, &0x2_f5ba_cbac_u64.to_le_bytes()), At(8, &0x2_f5ba_cbac_u64.to_be_bytes())],
+        advice: "'zfs receive POOL/NAME < FILE' makes a file system of it" },
+    Signature { name: "a dump archive", kind: Kind::Foreign, extensions: &[],
+        marks: &[Front(is_dump)], advice: "'restore -rf FILE' extracts it to the current directory" },
+    Signature { name: "a saved state of a virtual machine (libvirt)", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0, b"LibvirtQemudSave"), At(0, b"LibvirtQemudPart")],
+        advice: "it has memory but no disk; 'virsh save-image-dumpxml FILE' names the disks" },
+    Signature { name: "a saved state of a virtual machine (QEMU)", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0, b"QEVM\0\0\0\x03")], advice: "it has memory but no disk: pack the machine's disk" },
+
+    // Optical disks.
+    Signature { name: "a Nero disc image (NRG)", kind: Kind::Foreign, extensions: &["nrg"],
+        marks: &[BeforeEnd(12, b"NER5"), BeforeEnd(8, b"NERO")], advice: "'nrg2iso FILE STEM.iso' makes an ISO image of it" },
+    Signature { name: "a compressed disc image (CSO)", kind: Kind::Foreign, extensions: &["cso", "zso"],
+        marks: &[Front(is_cso)], advice: "'maxcso --decompress FILE -o STEM.iso' makes an ISO image of it" },
+
+    // Firmware.
+    Signature { name: "a UBI image", kind: Kind::Foreign, extensions: &["ubi"],
+        marks: &[At(0, b"UBI#\x01\0\0\0")], advice: EXTRACT_UBI },
+    Signature { name: "a UBIFS file system", kind: Kind::Foreign, extensions: &["ubifs"],
+        marks: &[At(0, &0x0610_1831_u32.to_le_bytes())], advice: EXTRACT_UBI },
+    Signature { name: "a JFFS2 file system", kind: Kind::Foreign, extensions: &["jffs2"],
+        // A marker of an empty block, with its checksum.
+        marks: &[At(0, b"\x85\x19\x03\x20\x0c\0\0\0\xb1\xb0\x1e\xe4"), At(0, b"\x19\x85\x20\x03\0\0\0\x0c\xf0\x60\xdc\x98")],
+        advice: "'jefferson -d DIRECTORY FILE' extracts it" },
+    Signature { name: "a U-Boot image", kind: Kind::Foreign, extensions: &["uimage"],
+        marks: &[At(0, b"\x27\x05\x19\x56")], advice: LIST_UBOOT },
+    Signature { name: "a U-Boot image (FIT) or a device tree", kind: Kind::Foreign, extensions: &["itb", "dtb"],
+        marks: &[At(0, b"\xd0\x0d\xfe\xed")], advice: LIST_UBOOT },
+
+    // What stands for other files.
+    Signature { name: "a git bundle", kind: Kind::Foreign, extensions: &["bundle"],
+        marks: &[At(0, b"# v2 git bundle\n"), At(0, b"# v3 git bundle\n")],
+        advice: "'git clone FILE DIRECTORY' checks its files out" },
+    Signature { name: "a pointer of Git LFS instead of the file", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0, b"version https://git-lfs.github.com/spec/v1\n")], advice: "'git lfs pull' fetches the file" },
+    Signature { name: "data encrypted by age", kind: Kind::Foreign, extensions: &["age"],
+        marks: &[At(0, b"age-encryption.org/v1\n"), At(0, b"-----BEGIN AGE ENCRYPTED FILE-----")],
+        advice: "'age --decrypt --output STEM FILE' decrypts it" },
+    Signature { name: "a chunk index", kind: Kind::Foreign, extensions: &["chunk-index"],
+        marks: &[At(0, b"\xcd\xe4\xec\x67")], advice: "name the image for which it was made" },
 
     // File systems that are read as archives are.
     Signature { name: "a squashfs image", kind: Kind::Foreign, extensions: &["squashfs", "sqfs", "sqsh", "snap"],
@@ -208,6 +267,9 @@ static SIGNATURES: &[Signature] = &[
         marks: &[At(512, b"EFI PART"), At(4096, b"EFI PART")], advice: "" },
     Signature { name: "a disk with a boot sector", kind: Kind::Disk, extensions: &[],
         marks: &[At(510, b"\x55\xaa")], advice: "" },
+    // Other disks may have these bytes so far from the start.
+    Signature { name: "a LUKS volume without its first header", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0x4000, b"SKUL\xba\xbe\0\x02")], advice: "'cryptsetup repair FILE' makes the header from the second one" },
 ];
 
 /// The extensions of raw disks' names.
@@ -277,7 +339,12 @@ impl Signature {
 
     /// Returns advice with the command that makes the content of the file at `path` accessible.
     pub fn advice(&self, path: &Path) -> String {
-        advice(self.advice, path)
+        advice::filled(self.advice, path)
+    }
+
+    /// Returns the name of the file that the advised command creates, if it creates one.
+    pub fn created(&self, path: &Path) -> Option<String> {
+        advice::created(self.advice, path)
     }
 
     /// Returns why the file at `path`, which has the name of such files but shows no format, is not
@@ -304,24 +371,7 @@ impl Signature {
 
 /// Returns the command that makes a raw disk of a file in any format that QEMU reads.
 pub(crate) fn conversion(path: &Path) -> String {
-    advice(CONVERT, path)
-}
-
-fn advice(template: &str, path: &Path) -> String {
-    // A path can be copied from the message only if a shell takes it literally.
-    let plain = |name: &&str| {
-        !name.is_empty()
-            && !name.starts_with('-')
-            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=,".contains(&b))
-    };
-    // The command must not write over the file.
-    let stem = path.with_extension("");
-    let is_new = stem != path && ["img", "raw", "erofs"].iter().all(|end| stem.with_extension(end) != path);
-    match (path.to_str().filter(plain), stem.to_str().filter(plain)) {
-        (Some(file), Some(stem)) if is_new => template.replace("FILE", file).replace("STEM", stem),
-        (Some(file), _) => template.replace("FILE", file).replace("STEM", "NEW"),
-        _ => template.replace("STEM", "NEW"),
-    }
+    advice::filled(CONVERT, path)
 }
 
 /// Returns whether a file's name says that it is a raw disk.
@@ -375,6 +425,10 @@ impl<'a> Source<'a> {
                     Some(at) => self.bytes(at, bytes.len())? == *bytes,
                     None => false,
                 },
+                BeforeEnd(before, bytes) => match self.len_bytes.checked_sub(*before) {
+                    Some(at) => self.bytes(at, bytes.len())? == *bytes,
+                    None => false,
+                },
                 Front(test) => test(&self.front),
             };
             if has {
@@ -416,6 +470,23 @@ fn is_compress(front: &[u8]) -> bool {
     matches!(front, [0x1f, 0x9d, flags, _, second, ..] if flags & 0x60 == 0 && (9..=16).contains(&(flags & 0x1f)) && second & 1 == 0)
 }
 
+/// Words of 32 bits in either order: the type of the first record, and a magic number of two versions.
+fn is_dump(front: &[u8]) -> bool {
+    let word = |at: usize| front.get(at..at + 4).and_then(<[u8]>::first_chunk);
+    let (Some(first), Some(magic)) = (word(0), word(24)) else { return false };
+    [u32::from_le_bytes, u32::from_be_bytes]
+        .iter()
+        .any(|of| of(*first) == 1 && matches!(of(*magic), 60011 | 60012 | 0x1954_0119))
+}
+
+/// A short magic number, the header's length, which some programs leave out, and the length of a block.
+fn is_cso(front: &[u8]) -> bool {
+    let Some(header) = front.first_chunk::<24>() else { return false };
+    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let has_block = word(16).is_power_of_two() && (512..=1 << 20).contains(&word(16));
+    matches!(&header[..4], b"CISO" | b"ZISO") && matches!(word(4), 0 | 24) && has_block
+}
+
 /// Words of 16 bits in either order. The name's length includes its end, which is zero.
 fn is_old_cpio(front: &[u8]) -> bool {
     let Some(header) = front.first_chunk::<26>() else { return false };
@@ -448,6 +519,8 @@ fn is_tar(front: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn name_of(bytes: &[u8]) -> Option<&'static str> {
@@ -463,6 +536,7 @@ mod tests {
                 let (at, magic) = match mark {
                     At(at, magic) => (*at as usize, *magic),
                     InLastSector(magic) => (len - 512, *magic),
+                    BeforeEnd(before, magic) => (len - *before as usize, *magic),
                     Front(_) => continue,
                 };
                 bytes[at..at + magic.len()].copy_from_slice(magic);
@@ -489,6 +563,9 @@ mod tests {
             (b"QFI\xfb\0\0\0\x03", "a qcow2 image"),
             (b"QFI\xfb\0\0\0\x01", "a qcow image of version 1"),
             (b"BZh91AY&SY", "bzip2 data"),
+            (b"CISO\x18\0\0\0\0\0\0\x40\0\0\0\0\0\x08\0\0\x01\0\0\0", "a compressed disc image (CSO)"),
+            (b"\x01\0\0\0abcdabcdabcdabcdabcd\x6c\xea\0\0", "a dump archive"),
+            (b"\0\0\0\x01abcdabcdabcdabcdabcd\0\0\xea\x6b", "a dump archive"),
             (b"# Disk DescriptorFile\nversion=1\n", "a VMDK disk"),
             (b"MSCF\0\0\0\0", "a cabinet (CAB)"),
             (b"WARC/1.1\r\n", "a web archive (WARC)"),
@@ -497,7 +574,16 @@ mod tests {
             assert_eq!(name_of(bytes), Some(name));
         }
         cpio[20] = 1;
-        for bytes in [&cpio[..], b"BZh91AY&SX", b"\x1f\x9d\x68ab", b"\x5d\x01\0\0\x01\xff\xff\xff\0\0\0\0\0\0"] {
+        // A catalog of messages has the magic number of a dump as an offset.
+        let catalog = b"\xde\x12\x04\x95abcdabcdabcdabcdabcd\x6c\xea\0\0";
+        for bytes in [
+            &cpio[..],
+            catalog,
+            b"CISO is a title",
+            b"BZh91AY&SX",
+            b"\x1f\x9d\x68ab",
+            b"\x5d\x01\0\0\x01\xff\xff\xff\0\0\0\0\0\0",
+        ] {
             assert_eq!(name_of(bytes), None, "{bytes:?}");
         }
     }
@@ -518,6 +604,37 @@ mod tests {
         assert_eq!(name_of(&skip(u32::MAX / 1000)[..1000]), Some("Zstandard data"));
     }
 
+    proptest! {
+        /// No command writes to the file that it reads, or to another one that exists.
+        #[test]
+        fn advice_names_a_new_file(
+            stem in "[a-z]{1,2}|NEW(-2)?",
+            ends in proptest::collection::vec(prop::sample::select(known_extensions()), 0..4),
+            exist in any::<u64>(),
+        ) {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join([&[&*stem][..], &ends].concat().join("."));
+            std::fs::write(&path, "").expect("a file");
+            for signature in SIGNATURES {
+                let Some(created) = signature.created(&path) else { continue };
+                prop_assert!(!Path::new(&created).exists(), "{path:?}: {created}");
+                let advice = signature.advice(&path);
+                let words = |name: &str| advice.split([' ', '\'', '@']).filter(|word| *word == name).count();
+                prop_assert_eq!((words(&created), words(path.to_str().expect("a plain path"))), (1, 1));
+                // Then the second command has another name to choose.
+                let is_there = exist >> (created.len() % 64) & 1 == 1;
+                if is_there && Path::new(&created).is_absolute() {
+                    std::fs::write(&created, "").expect("a file");
+                    prop_assert!(!Path::new(&signature.created(&path).expect("a name")).exists());
+                }
+            }
+        }
+    }
+
+    fn known_extensions() -> Vec<&'static str> {
+        SIGNATURES.iter().flat_map(|signature| signature.extensions).chain(&RAW_EXTENSIONS).copied().collect()
+    }
+
     #[test]
     fn a_name_can_be_copied_from_the_advice_if_a_shell_takes_it() {
         let vmdk = Signature::of_name("a.VMDK".as_ref()).expect("a name");
@@ -529,8 +646,14 @@ mod tests {
             let advice = "'qemu-img convert -O raw FILE NEW.img' makes a raw disk of it";
             assert_eq!(vmdk.advice(path.as_ref()), advice);
         }
-        // The file itself is never written to.
-        for (path, new) in [("a", "NEW.img"), ("a.img", "NEW.img"), ("d/a.raw", "NEW.img"), ("a.b.c", "a.b.img")] {
+        // The file itself is never written to, and neither is another one that exists.
+        for (path, new) in [
+            ("a", "NEW.img"),
+            ("a.img", "NEW.img"),
+            ("d/a.raw", "d/a.img"),
+            ("a.b.c", "a.b.img"),
+            ("NEW.img", "NEW-2.img"),
+        ] {
             let advice = vmdk.advice(path.as_ref());
             assert_eq!(advice, format!("'qemu-img convert -O raw {path} {new}' makes a raw disk of it"));
         }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pagefold_base::{Format, Kind, Signature};
+
 use crate::{Error, Result};
 
 /// The format of an image that is written.
@@ -31,26 +33,22 @@ enum Ending {
 }
 
 impl Ending {
+    /// The formats of other names are those that readers take the names for.
     fn of(path: &Path) -> Self {
         let Some(extension) = path.extension() else { return Self::Unknown };
-        match extension.to_string_lossy().to_ascii_lowercase().as_str() {
-            "erofs" => Self::Format(ImageFormat::Erofs),
-            "raw" => Self::Format(ImageFormat::Raw),
-            "qcow2" | "qcow" => Self::Format(ImageFormat::Qcow2),
-            "img" => Self::AnyImage,
-            "vmdk" => Self::OtherDisk("vmdk"),
-            "vdi" => Self::OtherDisk("vdi"),
-            "vhd" | "vpc" => Self::OtherDisk("vpc"),
-            "vhdx" => Self::OtherDisk("vhdx"),
-            "qed" => Self::OtherDisk("qed"),
-            "hdd" => Self::OtherDisk("parallels"),
-            "gz" | "xz" | "zst" | "bz2" | "lz4" | "lz" | "lzma" | "lzo" | "lrz" | "z" | "tgz" | "txz" | "tzst" => {
-                Self::Compressed
-            }
-            "tar" | "zip" | "7z" | "cpio" | "deb" | "rpm" | "iso" | "dmg" | "squashfs" | "sqfs" | "sqsh" | "snap" => {
-                Self::Other
-            }
-            _ => Self::Unknown,
+        match extension.to_ascii_lowercase().to_str() {
+            Some("img") => return Self::AnyImage,
+            Some("raw" | "dd") => return Self::Format(ImageFormat::Raw),
+            Some("iso") => return Self::Other,
+            _ => {}
+        }
+        match Signature::of_extension(extension).map(Signature::kind) {
+            Some(Kind::Base(Format::Erofs)) => Self::Format(ImageFormat::Erofs),
+            Some(Kind::Base(Format::Qcow2)) => Self::Format(ImageFormat::Qcow2),
+            Some(Kind::OtherDisk(name)) => Self::OtherDisk(name),
+            Some(Kind::Compressed(_)) => Self::Compressed,
+            Some(_) => Self::Other,
+            None => Self::Unknown,
         }
     }
 
@@ -152,7 +150,118 @@ impl ImageFormat {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use pagefold_base::OpenError;
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// The start of a file of this format.
+    fn front(format: ImageFormat) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        match format {
+            ImageFormat::Erofs => bytes[1024..1028].copy_from_slice(&[0xe2, 0xe1, 0xf5, 0xe0]),
+            ImageFormat::Raw => {}
+            ImageFormat::Qcow2 => bytes[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03"),
+        }
+        bytes
+    }
+
+    const EXTENSIONS: &[&str] = &[
+        "erofs",
+        "qcow2",
+        "qcow",
+        "vmdk",
+        "vdi",
+        "vhd",
+        "vpc",
+        "vhdx",
+        "qed",
+        "parallels",
+        "hdd",
+        "hds",
+        "dmg",
+        "simg",
+        "luks",
+        "vma",
+        "wim",
+        "esd",
+        "squashfs",
+        "sqfs",
+        "snap",
+        "cramfs",
+        "romfs",
+        "gz",
+        "tgz",
+        "zst",
+        "tzst",
+        "xz",
+        "txz",
+        "bz2",
+        "tbz",
+        "tbz2",
+        "lz4",
+        "tlz4",
+        "lz",
+        "tlz",
+        "lzma",
+        "lzo",
+        "tzo",
+        "lrz",
+        "Z",
+        "z",
+        "taz",
+        "br",
+        "sz",
+        "tar",
+        "ova",
+        "zip",
+        "jar",
+        "apk",
+        "cpio",
+        "deb",
+        "a",
+        "ar",
+        "rpm",
+        "7z",
+        "rar",
+        "xar",
+        "cab",
+        "warc",
+        "raw",
+        "img",
+        "dd",
+        "iso",
+    ];
+
+    proptest! {
+        /// What is written under a name is read as what it is, or refused because the name does not
+        /// say it, or not written.
+        #[test]
+        fn what_is_written_is_read(
+            extension in prop_oneof![prop::sample::select(EXTENSIONS).prop_map(str::to_owned), "[A-Za-z0-9]{1,4}"],
+            upper in any::<bool>(),
+        ) {
+            use ImageFormat::{Erofs, Qcow2, Raw};
+            let folder = tempfile::tempdir().expect("a folder");
+            let extension = if upper { extension.to_ascii_uppercase() } else { extension };
+            let path = folder.path().join(format!("a.b.{extension}"));
+            for (format, read) in [(Erofs, Format::Erofs), (Raw, Format::Raw), (Qcow2, Format::Qcow2)] {
+                if ImageFormat::of_output(&path, Some(format), false).is_err() {
+                    continue;
+                }
+                fs::write(&path, front(format)).expect("a file");
+                let storage = pagefold_storage::open(&path).expect("a file");
+                let is_named = Signature::of_name(&path).is_some();
+                match Format::of(&path, &*storage) {
+                    Ok(found) => prop_assert_eq!(found, read),
+                    Err(OpenError::Doubtful { found, .. }) => prop_assert!(found == read && !is_named),
+                    Err(error) => prop_assert!(false, "{error}"),
+                }
+            }
+        }
+    }
 
     fn of(name: &str, given: Option<ImageFormat>) -> Result<ImageFormat, String> {
         ImageFormat::of_output(Path::new(name), given, false).map_err(|error| error.to_string())
@@ -167,7 +276,7 @@ mod tests {
             ("a.img", Raw),
             ("a.b.raw", Raw),
             ("a.qcow2", Qcow2),
-            ("b.qcow", Qcow2),
+            ("a.DD", Raw),
         ] {
             assert_eq!(of(name, None), Ok(format), "{name}");
             assert_eq!(of(name, Some(format)), Ok(format), "{name}");
@@ -181,13 +290,15 @@ mod tests {
                 let what = of(name, Some(format)).expect_err("a contradiction");
                 assert!(what.contains(name) && what.contains(format.name()), "{what}");
             }
-            for name in ["a.vmdk", "a.img.gz", "a.tar"] {
+            for name in ["a.vmdk", "a.img.gz", "a.tar", "a.ova", "a.qcow", "a.jar", "a.tbz", "a.hds", "a.br"] {
                 of(name, Some(format)).expect_err("a contradiction");
             }
         }
         for (name, advice) in [
             ("a.vmdk", "qemu-img convert -O vmdk"),
             ("a.vhd", "qemu-img convert -O vpc"),
+            ("a.qcow", "qemu-img convert -O qcow'"),
+            ("a.hds", "qemu-img convert -O parallels"),
             ("a.img.gz", "--format raw -o -"),
             ("a.squashfs", ".erofs, .qcow2 or .img"),
             ("a", "or give --format"),

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use pagefold_attach::loop_device;
 use rustix::fs::{major, minor};
 
 use crate::{Result, error::refuse};
@@ -166,32 +167,49 @@ impl Inputs {
 }
 
 /// Adds the devices and files that a block device is stored in: the disk of a partition, the disks
-/// below a mapped device, the file of a loop device. Devices of no known kind have none.
+/// below a mapped device, the file of a loop device with its file system's device. Devices of no
+/// known kind have none.
 fn add_below(sysfs: &Path, device: u64, found: &mut BTreeSet<Store>) {
-    let name = format!("dev/block/{}:{}", major(device), minor(device));
-    let Ok(folder) = fs::canonicalize(sysfs.join(name)) else { return };
-    let mut above = vec![folder];
-    while let Some(folder) = above.pop() {
+    let mut above = vec![device];
+    while let Some(device) = above.pop() {
+        let name = format!("dev/block/{}:{}", major(device), minor(device));
+        let Ok(folder) = fs::canonicalize(sysfs.join(name)) else { continue };
         let slaves = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten();
         let mut lower: Vec<PathBuf> = slaves.filter_map(|slave| fs::canonicalize(slave.path()).ok()).collect();
         if folder.join("partition").exists() {
             lower.extend(folder.parent().map(Path::to_path_buf));
         }
-        for folder in lower {
-            if number(&folder).is_some_and(|number| found.insert(Store::Device(number))) {
-                above.push(folder);
+        let mut stores: Vec<_> = lower.iter().filter_map(|folder| number(folder)).map(Store::Device).collect();
+        if let Some(file) = file_of_loop(&folder, device) {
+            stores.push(file);
+            if let Store::File(FileId { device: file_system, .. }) = file {
+                stores.push(Store::Device(file_system));
             }
         }
-        let backing = fs::read_to_string(folder.join("loop/backing_file")).ok();
-        if let Some(metadata) = backing.and_then(|path| fs::metadata(path.strip_suffix('\n').unwrap_or(&path)).ok()) {
-            let below = Store::of(&metadata);
-            if found.insert(below)
-                && let Store::Device(device) = below
+        for store in stores {
+            if found.insert(store)
+                && let Store::Device(device) = store
             {
-                add_below(sysfs, device, found);
+                above.push(device);
             }
         }
     }
+}
+
+/// Returns the file below a loop device, whose folder in sysfs is `folder`. The name that sysfs has
+/// for it may be gone, or belong to another mount namespace, but only readers of the device may ask
+/// the device.
+fn file_of_loop(folder: &Path, device: u64) -> Option<Store> {
+    let name = fs::read_to_string(folder.join("loop/backing_file")).ok()?;
+    let number = folder.file_name().and_then(|name| name.to_str()?.strip_prefix("loop")?.parse().ok());
+    let is_it = |number: &u32| fs::metadata(loop_device::path(*number)).is_ok_and(|node| node.rdev() == device);
+    if let Some(Ok(below)) = number.filter(is_it).map(loop_device::file_of) {
+        return Some(match below.device {
+            0 => Store::File(FileId { device: below.file_system, inode: below.inode }),
+            device => Store::Device(device),
+        });
+    }
+    Some(Store::of(&fs::metadata(name.strip_suffix('\n').unwrap_or(&name)).ok()?))
 }
 
 /// Returns the number of the device whose folder in sysfs this is.
@@ -236,13 +254,14 @@ mod tests {
     fn devices_below_a_device_are_found() {
         let folder = tempfile::tempdir().expect("a folder");
         devices(folder.path());
-        let file = Store::of(&fs::metadata(folder.path().join("file\n")).expect("a file"));
+        let metadata = fs::metadata(folder.path().join("file\n")).expect("a file");
+        let (file, file_system) = (Store::of(&metadata), Store::Device(metadata.dev()));
         let device = |major, minor| Store::Device(makedev(major, minor));
         for (major, minor, expected) in [
             (8, 0, vec![]),
             (8, 2, vec![device(8, 0)]),
-            (7, 3, vec![file]),
-            (253, 0, vec![device(8, 0), device(8, 1), device(7, 3), file]),
+            (7, 3, vec![file, file_system]),
+            (253, 0, vec![device(8, 0), device(8, 1), device(7, 3), file, file_system]),
             (9, 9, vec![]),
         ] {
             let mut found = BTreeSet::new();

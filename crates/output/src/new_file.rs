@@ -3,12 +3,15 @@
 use std::{
     fs::{self, File, Metadata},
     io::{self, ErrorKind},
-    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{ffi::OsStrExt, fs::MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, RenameFlags, renameat_with},
+    fs::{CWD, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags, fchmod, fchown, fsetxattr, getxattr, renameat_with},
     io::Errno,
 };
 use tempfile::TempPath;
@@ -22,6 +25,9 @@ use crate::{
 
 /// The number of symbolic links in a row above which they count as a loop, as in Linux.
 const MOST_LINKS: u32 = 40;
+
+/// The longest access control list that is kept. File systems bound it similarly.
+const MOST_ACL_BYTES: usize = 4096;
 
 /// A regular file that a program writes.
 #[derive(Debug)]
@@ -39,14 +45,40 @@ pub struct NewFile {
 struct Replaced {
     id: FileId,
     /// While the file is open, no other file gets its inode number.
-    _open: OwnedFd,
+    open: OwnedFd,
 }
 
 impl Replaced {
     fn at(path: &Path) -> io::Result<Self> {
         let open = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let file = File::from(open);
-        Ok(Self { id: (&file.metadata()?).into(), _open: file.into() })
+        Ok(Self { id: (&file.metadata()?).into(), open: file.into() })
+    }
+
+    /// Gives a draft the owner, group, permissions and access control list of this file, of what
+    /// the process may set.
+    fn give_rights(&self, draft: &File) -> io::Result<()> {
+        const ACL: &str = "system.posix_acl_access";
+        let path = format!("/proc/self/fd/{}", self.open.as_raw_fd());
+        let (old, new) = (fs::metadata(&path)?, draft.metadata()?);
+        let group = Some(Gid::from_raw(old.gid())).filter(|_| old.gid() != new.gid());
+        let owner = Some(Uid::from_raw(old.uid())).filter(|_| old.uid() != new.uid());
+        let has_group = fchown(draft, owner, group).or_else(|_| fchown(draft, None, group)).is_ok();
+        let mode = old.mode() & 0o7777;
+        let mut list = [0; MOST_ACL_BYTES];
+        let is_given = match getxattr(&path, ACL, &mut list) {
+            _ if !has_group => false,
+            // The list includes the permissions.
+            Ok(len) => fsetxattr(draft, ACL, &list[..len], XattrFlags::empty()).is_ok(),
+            Err(Errno::NODATA | Errno::NOTSUP) => fchmod(draft, Mode::from_raw_mode(mode)).is_ok(),
+            Err(_) => false,
+        };
+        if !is_given {
+            // Another group, or one that the list restricted, gets no more than everyone. Some file
+            // systems have no permissions.
+            let _ = fchmod(draft, Mode::from_raw_mode(mode & !0o070 | (mode & 0o007) << 3));
+        }
+        Ok(())
     }
 }
 
@@ -100,7 +132,12 @@ impl NewFile {
 
     /// Like [`make_draft`](Self::make_draft), with a guard of the file if it has a name.
     pub fn make_guarded_draft(&self, guard: Guard<'_>) -> Result<Draft> {
-        Draft::new_in(self.folder(), guard)
+        let draft = Draft::new_in(self.folder(), guard)?;
+        if self.replaced.is_some() {
+            // It gets the rights of the other file once it is complete.
+            let _ = fchmod(draft.file(), Mode::RUSR | Mode::WUSR);
+        }
+        Ok(draft)
     }
 
     /// Returns the directory that the file will be in.
@@ -108,7 +145,8 @@ impl NewFile {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Gives a complete draft, which is in the same directory, its name.
+    /// Gives a complete draft, which is in the same directory, its name. It keeps owner and
+    /// permissions of the file that it replaces, of what the process may set.
     ///
     /// # Errors
     /// The name has another file than before, or one that may not be replaced anymore; this file is
@@ -116,7 +154,8 @@ impl NewFile {
     pub fn take(&self, draft: Draft) -> Result<()> {
         let writing = || format!("writing {}", self.path.display());
         self.check_replaced()?;
-        if self.replaced.is_some() {
+        if let Some(replaced) = &self.replaced {
+            replaced.give_rights(draft.file()).during(writing)?;
             // After a power failure, the name has the whole old file or the whole new one.
             draft.file().sync_data().during(writing)?;
         }

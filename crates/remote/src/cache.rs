@@ -7,6 +7,7 @@
 //! manifests/DIGITS     a registry's manifest
 //! names/DIGITS         the sum that a location led to
 //! followed/DIGITS      empty: the trace of the image with this sum need not be followed
+//! CACHEDIR.TAG         says that the directory is a cache
 //! lock                 held while chunks are evicted; parts of it while traces are followed and images opened
 //! ```
 //!
@@ -37,6 +38,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
 use crate::{
+    cache_tag::{self, Found},
     error::{Error, Result},
     file,
     index::{Index, MOST_INDEX_BYTES},
@@ -117,16 +119,38 @@ impl Cache {
     /// Opens a cache, and creates it if it does not exist. Only its owner may read it.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`]. The directory has files and is not a cache.
     pub fn open(directory: &Path, limit_bytes: u64) -> Result<Self> {
-        let cache = Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(CHECKED_BYTES) };
-        for part in ["blobs", "followed", "manifests", "names"] {
-            let path = directory.join(part);
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        let existing = Self::existing(directory, limit_bytes)?;
+        let create = |path: &Path| {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
             // On a read-only file system, the cache is only read.
-            made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(failed(&path, error)) })?;
+            made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(failed(path, error)) })
+        };
+        create(directory)?;
+        // Without a tag, a directory with all parts is a cache, too.
+        let _ = cache_tag::write(directory);
+        cache_tag::PARTS.iter().try_for_each(|part| create(&directory.join(part)))?;
+        Ok(existing.unwrap_or_else(|| Self::at(directory, limit_bytes)))
+    }
+
+    /// Returns the cache in a directory; `None` if there is no such directory, or an empty one.
+    ///
+    /// # Errors
+    /// [`Error::Io`]. The directory has files and is not a cache.
+    pub fn existing(directory: &Path, limit_bytes: u64) -> Result<Option<Self>> {
+        match cache_tag::examine(directory).map_err(|error| failed(directory, error))? {
+            Found::Cache => Ok(Some(Self::at(directory, limit_bytes))),
+            Found::Nothing => Ok(None),
+            Found::Other => {
+                let why = "it has files and is not a cache of remote images: name an empty or a new directory";
+                Err(failed(directory, io::Error::new(io::ErrorKind::AlreadyExists, why)))
+            }
         }
-        Ok(cache)
+    }
+
+    fn at(directory: &Path, limit_bytes: u64) -> Self {
+        Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(CHECKED_BYTES) }
     }
 
     /// Returns the sum that `location` resolved to last time.

@@ -21,6 +21,7 @@
 mod access;
 mod blob;
 mod cache;
+mod cache_tag;
 mod coming;
 mod cut;
 mod early;

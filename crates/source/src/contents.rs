@@ -33,7 +33,7 @@ impl Contents {
         let claim = match name {
             None if is_device => Some("it is a block device"),
             None if is_named_raw(path) => Some("its name is that of a raw disk"),
-            Some(name) if matches!(name.kind(), Kind::Base(_) | Kind::Foreign) => {
+            Some(name) if matches!(name.kind(), Kind::Base(_) | Kind::OtherDisk(_) | Kind::Foreign) => {
                 Some("its name is that of another format")
             }
             _ => None,

@@ -191,9 +191,10 @@ impl Sources<'_> {
         let kept = spool(decompressed(From { file, at: 0 }).within(shown)?, source)?;
         let path = without_compression(source);
         let content = Signature::of(&kept, 0).within(shown)?;
-        if let Some(found) = content.filter(|found| found.kind() == Kind::Foreign) {
+        if let Some(found) = content.filter(|found| matches!(found.kind(), Kind::OtherDisk(_) | Kind::Foreign)) {
             let first = compressed.advice(source);
-            refuse!("{}: {first}; its content is {}", shown(), found.described(&path));
+            let made = compressed.created(source).map_or_else(|| path.clone(), PathBuf::from);
+            refuse!("{}: {first}; its content is {}", shown(), found.described(&made));
         }
         let inside = || format!("{}, decompressed", shown());
         match Contents::of(&path, content, false).within(inside)? {

@@ -192,6 +192,62 @@ fn an_image_that_lost_its_end_before_is_refused() {
     }
 }
 
+/// An image whose header or tables contradict themselves is refused as qemu-img refuses it, and never
+/// reads as zeros what the tables do not cover.
+#[test]
+fn an_image_that_contradicts_itself_is_refused() {
+    let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    // With clusters of 512 bytes, a table of the second level covers 32 KiB.
+    for options in [&["-o", "cluster_size=512,compat=0.10"][..], &["-o", "cluster_size=512"]] {
+        let content = content(1 << 20);
+        let raw = sparse_file(&folder, &content);
+        let sound = fs::read(converted(&qemu_img, &raw, options)).expect("an image");
+        let number = |at: usize| u64::from_be_bytes(sound[at..at + 8].try_into().expect("8 bytes"));
+        let (l1_at, l1_entries) = (number(40), number(36) >> 32);
+        assert_eq!(l1_entries, 32);
+        let l2_at = number(l1_at as usize) & 0x00ff_ffff_ffff_fe00;
+        let entries = |entries: u64| (36, number(36) & u64::from(u32::MAX) | entries << 32);
+        let damaged = folder.path().join("damaged.qcow2");
+        let refusal = |at: u64, word: u64| {
+            let mut bytes = sound.clone();
+            bytes[at as usize..at as usize + 8].copy_from_slice(&word.to_be_bytes());
+            fs::write(&damaged, &bytes).expect("a file");
+            let mut convert = Command::new(&qemu_img);
+            convert.args(["convert", "-O", "raw"]).arg(&damaged).arg(folder.path().join("read"));
+            let qemu = convert.output().expect("qemu-img starts").status.success();
+            let opened = Base::open(&damaged, &Options::default(), &Cache::new(1 << 20), |_| ());
+            (qemu, opened.map(|base| base.size_bytes()).map_err(|error| error.to_string()))
+        };
+        let too_small = "its L1 table is too small for its size";
+        for ((at, word), why) in [
+            (entries(0), too_small),
+            (entries(1), too_small),
+            (entries(31), too_small),
+            ((24, (1 << 20) + 1024), too_small),
+            ((24, 16 << 30), too_small),
+            ((24, i64::MAX as u64), too_small),
+            ((24, u64::MAX), too_small),
+            ((40, sound.len() as u64 + 512), "L1 table is outside the file"),
+            ((40, l1_at + 8), "L1 table begins inside a cluster"),
+            ((l1_at, 1 << 40), "an L2 table at byte"),
+            ((l2_at, 1 << 40), "a cluster at byte"),
+        ] {
+            let (qemu, ours) = refusal(at, word);
+            let said = ours.expect_err("an image that contradicts itself");
+            assert!(said.contains(why), "{at}, {word:#x}: {said}");
+            // qemu reads everything beyond the end of the file as zeros.
+            let is_beyond = why.contains(" at byte") || why.contains("outside");
+            assert_eq!(qemu, is_beyond, "{at}, {word:#x}: {options:?}");
+        }
+        // Version 2 has no clusters of zeros.
+        let (qemu, ours) = refusal(l2_at, 1);
+        assert_eq!((qemu, ours.is_ok()), if options[1].contains("0.10") { (false, false) } else { (true, true) });
+        assert_eq!(refusal(24, 1 << 20).1, Ok(1 << 20));
+        assert_eq!(refusal(24, 32 << 10).1, Ok(32 << 10));
+    }
+}
+
 #[test]
 fn a_table_that_the_file_cannot_have_takes_no_memory() {
     let folder = tempfile::tempdir().expect("a folder");

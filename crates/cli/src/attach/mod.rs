@@ -227,7 +227,7 @@ fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Devi
     let own = id_of(file);
     for loop_device::Device { number, file: path } in loop_device::devices()? {
         // The device may just have gone.
-        let below = loop_device::file_of(number).ok();
+        let below = loop_device::file_of(number).ok().map(|below| (below.file_system, below.inode));
         let is_known = || all.iter().filter_map(|disk| disk.file.as_deref()).any(|file| id_of(file.as_ref()) == below);
         let owner = match below {
             Some(_) if below == own => Some(Owner::Disk),

@@ -29,7 +29,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let cache = args.cache.open()?;
+    // Listing creates nothing.
+    let Some(cache) = args.cache.existing()? else { return Ok(()) };
     if let Some(limit) = args.prune {
         cache.prune(limit)?;
     }

@@ -73,12 +73,20 @@ impl CacheArgs {
     }
 
     fn open(&self) -> anyhow::Result<Arc<Cache>> {
-        let limit = match (self.cache_limit, env::var("PAGEFOLD_CACHE_LIMIT")) {
+        Ok(Arc::new(Cache::open(&self.directory()?, self.limit()?).context("cannot use the cache")?))
+    }
+
+    /// Opens the cache, if it exists.
+    fn existing(&self) -> anyhow::Result<Option<Cache>> {
+        Cache::existing(&self.directory()?, self.limit()?).context("cannot use the cache")
+    }
+
+    fn limit(&self) -> anyhow::Result<u64> {
+        Ok(match (self.cache_limit, env::var("PAGEFOLD_CACHE_LIMIT")) {
             (Some(limit), _) => limit,
             (None, Ok(text)) => size::parse(&text).map_err(|error| anyhow!("PAGEFOLD_CACHE_LIMIT: {error}"))?,
             (None, Err(_)) => USUAL_LIMIT_BYTES,
-        };
-        Ok(Arc::new(Cache::open(&self.directory()?, limit).context("cannot use the cache")?))
+        })
     }
 }
 

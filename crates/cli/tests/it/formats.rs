@@ -263,6 +263,9 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
         ("a.tar.lrz", 0, b"LRZI", "data compressed by lrzip", "lrzip -d"),
         ("a.tar.Z", 0, b"\x1f\x9d\x90ab\0", "data compressed by compress", "gzip -dc"),
         ("a.vdi", 64, b"\x7f\x10\xda\xbe", "a VirtualBox disk", "qemu-img convert"),
+        ("sda1", 0, b"partclone-image", "a partclone image", "partclone.restore -W -s"),
+        ("case.E01", 0, b"EVF\t\r\n\xff\0", "a forensic image", "ewfmount"),
+        ("disk.img", 0, b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "git lfs pull"),
     ] {
         let bytes = headed(at, magic);
         let path = folder.write(file, &bytes);
@@ -288,6 +291,13 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
         let path = folder.write("compressed.gz", &gzip(&headed(at, magic)));
         let said = folder.refused(&[&path]);
         assert!(said.contains(name) && said.contains("'gzip -dc ") && said.contains("its content is"), "{said}");
+    }
+    // The second command reads what the first one creates.
+    let path = folder.write("zipped.tgz", &gzip(&headed(0, b"PK\x03\x04")));
+    for created in [folder.at("zipped.tar"), "NEW".to_owned()] {
+        let said = folder.refused(&[&path]);
+        assert!(said.contains(&format!(" > {created}'")) && said.contains(&format!(" @{created} ")), "{said}");
+        folder.write("zipped.tar", b"precious");
     }
     let brotli = folder.write("a.tar.br", b"any bytes");
     assert!(folder.refused(&[&brotli]).contains("Brotli data: 'brotli -dc"));

@@ -275,6 +275,35 @@ fn a_device_over_an_input_is_an_input() {
     assert!(fs::read(at("disk")).expect("a disk")[..1 << 20] == before[..1 << 20]);
 }
 
+/// A loop device is its file whatever names the file has, also below another loop device.
+#[test]
+fn a_device_over_an_input_is_found_without_its_name() {
+    const TEST: &str = "a_device_over_an_input_is_found_without_its_name";
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    make_image(&folder.path("disk.img"), 4);
+    fs::hard_link(at("disk.img"), at("other")).expect("a link");
+    let Some(lower) = Loop::over(TEST, &at("other")) else { return };
+    let Some(upper) = Loop::over(TEST, &lower.0) else { return };
+    fs::remove_file(at("other")).expect("a file");
+    // Another file with the name that the system shows is not the one below.
+    folder.write("other", b"another");
+    let server = Server::start(&[&at("disk.img")]);
+    for device in [&lower.0, &upper.0] {
+        for command in [
+            &mut pack(&[&at("disk.img"), "-o", device, "--force"]),
+            &mut server.ask(&["freeze", "disk", "-o", device, "--force"]),
+            &mut server.ask(&["diff", "disk", "--to", device, "--force"]),
+            pagefold().args(["serve", &at("disk.img"), "--dir", &at("second"), "--log-file", device]),
+        ] {
+            let message = folder.refuses(command);
+            assert!(message.contains("shares its storage"), "{command:?}: {message}");
+        }
+        let message = folder.refuses(&mut pack(&[device, "--format", "raw", "-o", &at("disk.img"), "--force"]));
+        assert!(message.contains("shares its storage"), "{message}");
+    }
+}
+
 #[test]
 fn a_device_gets_a_whole_image_or_keeps_its_content() {
     const TEST: &str = "a_device_gets_a_whole_image_or_keeps_its_content";

@@ -1,4 +1,7 @@
-use std::{io::Write, os::unix::fs::symlink};
+use std::{
+    io::Write,
+    os::unix::fs::{PermissionsExt, symlink},
+};
 
 use tempfile::{NamedTempFile, TempDir};
 
@@ -22,6 +25,67 @@ fn drafts(new: &NewFile) -> [Draft; 2] {
         [new.make_draft().expect("a draft"), Draft::Named(NamedTempFile::new_in(new.folder()).expect("a file"))];
     drafts.iter().for_each(|draft| draft.file().write_all(&image(9)).expect("an image"));
     drafts
+}
+
+/// A file that is renewed keeps its mode, and its owner and access control list where that is
+/// possible; a new one has the mode of new files.
+#[test]
+fn rights_outlive_the_file() {
+    let is_root = rustix::process::geteuid().is_root();
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("out.erofs");
+    let rights = || {
+        let found = fs::metadata(&path).expect("a file");
+        (found.mode() & 0o7777, found.uid(), found.gid())
+    };
+    let usual = rights_of_new_files(folder.path());
+    for kind in 0..2 {
+        let renew = || {
+            let new = at(&path, false).expect("a place");
+            let draft = drafts(&new).into_iter().nth(kind).expect("a draft");
+            // Its content is not for others before it is complete, either.
+            let mode = new.make_draft().expect("a draft").file().metadata().expect("a file").mode() & 0o777;
+            assert_eq!(mode, if new.replaces() { 0o600 } else { usual });
+            new.take(draft).expect("a file");
+        };
+        if kind == 0 {
+            renew();
+            assert_eq!(rights().0, usual);
+        }
+        for mode in [0o600, 0o644, 0o664, 0o440, 0o400, 0o777] {
+            let (uid, gid) = if is_root { (1234, 4321) } else { (rights().1, rights().2) };
+            std::os::unix::fs::chown(&path, Some(uid), Some(gid)).expect("an owner");
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+            if is_root || mode & 0o200 != 0 {
+                renew();
+                assert_eq!(rights(), (mode, uid, gid), "{mode:o}");
+            }
+        }
+        // Of the owner rw-, user 5 rw-, the group ---, the mask rw-, others ---.
+        let entry = |tag: u8, rights: u8, id: u32| [&[tag, 0, rights, 0][..], &id.to_le_bytes()].concat();
+        let list = [
+            vec![2, 0, 0, 0],
+            entry(1, 6, u32::MAX),
+            entry(2, 6, 5),
+            entry(4, 0, u32::MAX),
+            entry(0x10, 6, u32::MAX),
+            entry(0x20, 0, u32::MAX),
+        ];
+        let acl = "system.posix_acl_access";
+        if rustix::fs::setxattr(&path, acl, &list.concat(), XattrFlags::empty()).is_ok() {
+            renew();
+            let mut found = [0; 100];
+            let len = getxattr(&path, acl, &mut found).expect("a list");
+            assert_eq!(found[..len], list.concat());
+            rustix::fs::removexattr(&path, acl).expect("a list");
+        }
+    }
+}
+
+fn rights_of_new_files(folder: &Path) -> u32 {
+    let path = folder.join("new");
+    fs::write(&path, "").expect("a file");
+    fs::metadata(&path).expect("a file").mode() & 0o777
 }
 
 #[test]

@@ -34,6 +34,31 @@ fn a_warm_start_makes_no_request() {
     assert_eq!((held.size_bytes, held.held_bytes), (1_000_000, 1_000_000));
 }
 
+/// A directory that only looks like a cache is neither used nor pruned.
+#[test]
+fn a_directory_with_other_files_is_no_cache() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    assert!(Cache::existing(&at("new"), 0).expect("nothing").is_none() && !at("new").exists());
+    assert!(Cache::existing(folder.path(), 0).expect("nothing").is_none());
+    for file in ["followed/notes", "blobs/0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef/x"] {
+        fs::create_dir_all(at(file).parent().expect("a folder")).expect("a folder");
+        fs::write(at(file), "precious").expect("a file");
+    }
+    for opened in [Cache::open(folder.path(), 0).map(Some), Cache::existing(folder.path(), 0)] {
+        let Err(error) = opened else { panic!("it was opened") };
+        assert!(error.to_string().contains("not a cache of remote images: name an empty"), "{error}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 2);
+    let cache = cache(&at("new"), 1 << 30);
+    cache.prune(0).expect("a cache");
+    assert!(Cache::existing(&at("new"), 0).expect("a cache").is_some() && at("new/CACHEDIR.TAG").exists());
+    // A cache without a tag, as an early version made it, gets one.
+    fs::remove_file(at("new/CACHEDIR.TAG")).expect("a tag");
+    Cache::open(&at("new"), 0).expect("a cache");
+    assert!(at("new/CACHEDIR.TAG").exists());
+}
+
 #[test]
 fn offline_serves_what_is_there() {
     let image = bytes(1_000_000, 2);
@@ -221,9 +246,9 @@ fn a_stopped_prune_does_not_stop_readers() {
     let image = bytes(9 << 20, 17);
     let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
     let folder = tempfile::tempdir().expect("a folder");
+    let cache = cache(folder.path(), 1 << 20);
     let lock = fs::File::create(folder.path().join("lock")).expect("a file");
     lock.lock().expect("the lock");
-    let cache = cache(folder.path(), 1 << 20);
     opened(&server.url("/a"), with(&cache)).blob().fetch_all(&mut |_| {}).expect("all of it");
     lock.unlock().expect("unlocked");
 }
