@@ -11,7 +11,12 @@ use imago::{
 use pagefold_disk::{Error, Extent};
 use pagefold_storage::Storage;
 
-use crate::{OpenError, content::Content, holes::Holes, signature::conversion};
+use crate::{
+    OpenError,
+    content::Content,
+    holes::Holes,
+    signature::{conversion, conversion_of_encrypted, repair},
+};
 
 /// Second-level tables that imago keeps, each of one cluster.
 const KEPT_TABLES: u64 = 128;
@@ -99,9 +104,9 @@ impl Tables {
 
 impl Header {
     const BYTES: usize = 80;
-    /// Feature bits that do not matter to a reader: the reference counts or other metadata may be
-    /// wrong.
-    const DIRTY_OR_CORRUPT: u64 = 0b11;
+    /// Feature bits of images to repair: the reference counts, or other metadata, may be wrong.
+    const DIRTY: u64 = 0b01;
+    const CORRUPT: u64 = 0b10;
 
     fn read(storage: &dyn Storage) -> io::Result<Self> {
         let mut front = [0; Self::BYTES];
@@ -130,7 +135,7 @@ impl Header {
         ];
         let features = FEATURES.iter().filter(|(bit, _)| self.needed & bit != 0);
         let mut found: Vec<_> = features.map(|(_, what)| (*what).to_owned()).collect();
-        let known = FEATURES.iter().fold(Self::DIRTY_OR_CORRUPT, |known, (bit, _)| known | bit);
+        let known = FEATURES.iter().fold(Self::DIRTY | Self::CORRUPT, |known, (bit, _)| known | bit);
         if self.needed & !known != 0 {
             found.push(format!("needs unknown features ({:#x})", self.needed & !known));
         }
@@ -143,10 +148,16 @@ impl Header {
         (!found.is_empty()).then(|| format!("the image {}", found.join(", and ")))
     }
 
-    /// Returns how the header contradicts itself or the length of the file, of what imago does not
-    /// check: it allocates as many entries as the header claims, and reads what they do not cover as
+    /// Returns the damage that the header states, or how it contradicts itself or the length of the
+    /// file. imago allocates as many entries as the header claims, and reads what they do not cover as
     /// zeros.
     fn damage(&self, file_bytes: u64) -> Option<String> {
+        if self.needed & Self::CORRUPT != 0 {
+            return Some("it is marked as corrupt".to_owned());
+        }
+        if self.needed & Self::DIRTY != 0 {
+            return Some("it is marked as dirty, because a program that wrote to it has not closed it".to_owned());
+        }
         // The largest clusters have 2 MiB. imago refuses too small ones.
         if self.cluster_bits > 21 {
             return Some(format!("its clusters have 2^{} bytes, but 2^21 is the most", self.cluster_bits));
@@ -239,10 +250,11 @@ impl Qcow2 {
         let file_bytes = storage.len_bytes().map_err(failed)?;
         let header = Header::read(&*storage).map_err(failed)?;
         if let Some(why) = header.refusal() {
-            return Err(unfit(&format!("{why}: {}", conversion(path))));
+            let way = if header.encryption == 0 { conversion(path) } else { conversion_of_encrypted(path) };
+            return Err(unfit(&format!("{why}: {way}")));
         }
         if let Some(damage) = header.damage(file_bytes) {
-            return Err(unfit(&format!("the image is damaged: {damage}")));
+            return Err(unfit(&format!("the image is damaged: {damage}; {}", repair(path))));
         }
         let tables = header.check_places(&*storage, file_bytes).map_err(failed)?;
         let Some(file) = storage.file() else {

@@ -91,6 +91,10 @@ const SECTOR_BYTES: u64 = 512;
 const MOST_SKIPPED: usize = 1 << 10;
 
 const CONVERT: &str = "'qemu-img convert -O raw FILE STEM.img' makes a raw disk of it";
+const CONVERT_ENCRYPTED: &str = "with its passphrase in the file PASSPHRASE, 'qemu-img convert --object \
+    secret,id=key,file=PASSPHRASE --image-opts driver=qcow2,encrypt.key-secret=key,file.filename=FILE -O raw STEM.img' \
+    makes a raw disk of it";
+const REPAIR: &str = "'qemu-img check -r all FILE' may repair it";
 const DECOMPRESS: &str = "decompress it first";
 const REPACK: &str = "'bsdtar -cf - @FILE | pagefold pack - -o STEM.erofs' packs its members";
 const EXTRACT_UBI: &str = "'ubireader_extract_files -o DIRECTORY FILE' extracts it";
@@ -372,6 +376,18 @@ impl Signature {
 /// Returns the command that makes a raw disk of a file in any format that QEMU reads.
 pub(crate) fn conversion(path: &Path) -> String {
     advice::filled(CONVERT, path)
+}
+
+/// Returns the command that makes a raw disk of an encrypted qcow2 image.
+pub(crate) fn conversion_of_encrypted(path: &Path) -> String {
+    // QEMU takes a comma for the end of the name.
+    let path = if path.as_os_str().as_encoded_bytes().contains(&b',') { Path::new("FILE") } else { path };
+    advice::filled(CONVERT_ENCRYPTED, path)
+}
+
+/// Returns the command that repairs a qcow2 image.
+pub(crate) fn repair(path: &Path) -> String {
+    advice::filled(REPAIR, path)
 }
 
 /// Returns whether a file's name says that it is a raw disk.

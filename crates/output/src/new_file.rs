@@ -180,7 +180,9 @@ impl NewFile {
         if self.written.may_replace(&file).during(shown)? {
             return Ok(());
         }
-        let way = if self.written == Written::ProcessId { "remove it" } else { "replace it with --force" };
+        // 'serve' has no --force.
+        let is_of_server = matches!(self.written, Written::ProcessId | Written::Trace);
+        let way = if is_of_server { "remove it" } else { "replace it with --force" };
         refuse!("{}: write to another file, or {way}", self.written.refusal(&self.path, &file).during(shown)?)
     }
 

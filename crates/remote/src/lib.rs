@@ -65,7 +65,7 @@ pub use location::{Location, Reference};
 pub use mirrors::Mirrors;
 pub use part::Part;
 pub use push::{MediaTypes, PushOptions, Pushed, check, push};
-pub use push_trace::push_trace;
+pub use push_trace::{check_trace, push_trace};
 pub use recorder::Recorder;
 pub use remote::{INDEX_SUFFIX, Options, Remote, open};
 pub use sum::Sum;

@@ -14,7 +14,7 @@ use crate::{
     http::{Client, Outgoing, memory_bytes},
     image::{Contents, Layer, Layers, contents},
     location::{Location, Reference},
-    part::image_bytes,
+    part::{Part, image_bytes},
     patience::Patience,
     push::{PushOptions, Pushed, Storing, put_object},
     referrers::{CREATED, NO_CONFIG, NewReferrer},
@@ -45,6 +45,26 @@ impl Registry {
             None => Ok(Vec::new()),
         }
     }
+}
+
+/// Checks that the file `path` is a trace, and for a registry that it is one of the image of which
+/// these are all parts, before these are stored.
+///
+/// # Errors
+/// [`Error`]; it is not.
+pub fn check_trace(file: &File, path: &str, parts: &[&Part], location: &Location) -> Result<()> {
+    let failed = |source| Error::Io { path: path.to_owned(), source };
+    let size_bytes = file.metadata().map_err(failed)?.len();
+    let trace = Trace::read(&mut image_bytes(file, size_bytes)).map_err(failed)?;
+    let has = |blob: &Sum| parts.iter().any(|part| part.layer.identity() == Some(*blob));
+    match location {
+        Location::Oci(_) if !trace.blobs.iter().all(has) => Err(of_another(path, location)),
+        _ => Ok(()),
+    }
+}
+
+fn of_another(path: &str, location: &Location) -> Error {
+    Error::Location { location: location.to_string(), what: format!("{path} is a trace of another image") }
 }
 
 /// Stores the trace in `file`, whose name is `path`, with the image at `location`. A registry must
@@ -87,7 +107,7 @@ pub fn push_trace(file: &File, path: &str, location: &Location, options: &PushOp
                 return Err(wrong("a list of lists of manifests"));
             };
             if !trace.blobs.iter().all(|blob| indexes(&layers).any(|index| index == *blob)) {
-                return Err(wrong(&format!("{path} is a trace of another image")));
+                return Err(of_another(path, location));
             }
             let blob = sum_of(file, size_bytes).map_err(failed)?;
             storing.store(blob, &body, None)?;

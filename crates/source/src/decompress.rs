@@ -11,6 +11,7 @@ use pagefold_base::{Compression, Kind, Signature, skippable_bytes};
 use crate::error::invalid;
 use crate::lz4::Frame;
 use crate::peek::Peek;
+use crate::zstd_frame;
 
 /// Memory limit of the decoders of xz, lzip and LZMA. `xz -9` needs 65 MiB, `zstd --ultra -22` 128
 /// MiB.
@@ -46,7 +47,14 @@ pub fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>
             return Err(invalid("skippable frames of Zstandard or LZ4 are followed by other data"));
         }
         None => Box::new(source),
-        Some(Compression::Zstd) => Box::new(zstd::Decoder::with_buffer(source)?),
+        Some(Compression::Zstd) => {
+            if let Some(why) = zstd_frame::refusal(&front) {
+                return Err(invalid(&why));
+            }
+            let mut decoder = zstd::Decoder::with_buffer(source)?;
+            decoder.window_log_max(zstd_frame::MOST_WINDOW_LOG)?;
+            Box::new(decoder)
+        }
         Some(Compression::Xz) => {
             let stream = Stream::new_stream_decoder(MOST_XZ_BYTES, CONCATENATED)?;
             Box::new(XzDecoder::new_stream(source, stream))
@@ -181,6 +189,29 @@ mod tests {
         let mut read = Vec::new();
         decompressed(bytes)?.read_to_end(&mut read)?;
         Ok(read)
+    }
+
+    /// What the decoder refuses for its window or its dictionary is refused with the way to read it,
+    /// and nothing else is.
+    #[test]
+    fn frames_that_need_more_are_refused_by_what_they_need() {
+        let text = b"some text ".repeat(50);
+        for log in [10, 20, 26, 27, 28, 31] {
+            let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
+            encoder.window_log(log).and_then(|()| encoder.write_all(&text)).expect("a window");
+            match read(&encoder.finish().expect("memory")) {
+                Ok(read) => assert!(log <= 27 && read == text, "{log}"),
+                Err(error) => assert!(log > 27 && error.to_string().contains("--long=31"), "{log}: {error}"),
+            }
+        }
+        // The other errors of headers are damage, also with a dictionary.
+        for (descriptor, window, fill) in (0..=255).flat_map(|d| (0..=255).flat_map(move |w| [(d, w, 0), (d, w, 1)])) {
+            let frame = [&[0x28, 0xb5, 0x2f, 0xfd, descriptor, window][..], &[fill; 14]].concat();
+            let said = read(&frame).err().map_or_else(String::new, |error| error.to_string());
+            assert!(!said.contains("too much memory") && !said.contains("Dictionary mismatch"), "{frame:?}: {said}");
+            let needs_dictionary = descriptor & 3 != 0 && fill != 0 && window != 0;
+            assert!(said.contains("'zstd -dc -D DICTIONARY'") || !needs_dictionary, "{frame:?}: {said}");
+        }
     }
 
     const FORMATS: [&str; 9] = ["gzip", "zstd", "xz", "bzip2", "lz4", "lz4 linked", "lz4 legacy", "lzip", "lzma"];

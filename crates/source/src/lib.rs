@@ -30,6 +30,7 @@ mod lz4;
 mod peek;
 mod sources;
 mod spool;
+mod zstd_frame;
 
 pub use container::Platform;
 pub use contents::expect_raw;

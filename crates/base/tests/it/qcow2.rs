@@ -8,7 +8,7 @@ use std::{
 
 use pagefold_base::{Base, Cache, Format, OpenError, Options};
 use pagefold_disk::BlockDevice;
-use pagefold_testing::programs;
+use pagefold_testing::{programs, skip};
 
 use crate::{
     content, open,
@@ -94,6 +94,56 @@ fn an_image_that_cannot_be_read_alone_is_refused() {
     fs::write(&above, bytes).expect("an image");
     let encrypted = Base::open(&above, &Options::default(), &Cache::new(1 << 20), |_| ()).expect_err("encrypted");
     assert!(encrypted.to_string().contains("the image is encrypted"), "{encrypted}");
+}
+
+/// The advised command decrypts an encrypted image.
+#[test]
+fn an_encrypted_image_is_decrypted_by_the_advised_command() {
+    let Some([qemu_img, sh]) = programs("qcow2", ["qemu-img", "sh"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("PASSPHRASE"), "secret").expect("a file");
+    fs::write(at("disk.raw"), content(1 << 20)).expect("a file");
+    for (name, created) in [("disk.qcow2", "disk.img"), ("a,b.qcow2", "NEW.img")] {
+        let mut convert = Command::new(&qemu_img);
+        convert.args(["convert", "-O", "qcow2", "--object", "secret,id=s,file=PASSPHRASE"]);
+        convert.args(["-o", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", "disk.raw", name]);
+        let made = convert.current_dir(folder.path()).output().expect("qemu-img starts");
+        if !made.status.success() {
+            return skip("an_encrypted_image", "this qemu-img does not encrypt");
+        }
+        let opened = Base::open(&at(name), &Options::default(), &Cache::new(1 << 20), |_| ());
+        let said = opened.expect_err("encrypted").to_string();
+        let command = said.split('\'').nth(1).unwrap_or_else(|| panic!("{said}"));
+        let command = command.replace("FILE", "a,,b.qcow2");
+        assert!(command.contains("a,,b") || name == "disk.qcow2");
+        let run = Command::new(&sh).args(["-c", &command]).current_dir(folder.path()).status();
+        assert!(run.expect("sh starts").success(), "{command}");
+        let place = folder.path().join(created);
+        assert!(fs::read(place).expect("a disk") == content(1 << 20));
+    }
+}
+
+/// An image with a mark is refused until it was repaired.
+#[test]
+fn an_image_that_is_marked_as_damaged_is_repaired_by_the_advised_command() {
+    let Some([qemu_img, sh]) = programs("qcow2", ["qemu-img", "sh"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(1 << 20);
+    let image = converted(&qemu_img, &sparse_file(&folder, &content), &[]);
+    let sound = fs::read(&image).expect("an image");
+    for (bits, mark) in [(1, "marked as dirty"), (2, "marked as corrupt"), (3, "marked as corrupt")] {
+        let mut bytes = sound.clone();
+        bytes[79] |= bits;
+        fs::write(&image, bytes).expect("an image");
+        let opened = Base::open(&image, &Options::default(), &Cache::new(1 << 20), |_| ());
+        let said = opened.expect_err("a mark").to_string();
+        assert!(said.contains(mark), "{said}");
+        let command = said.split('\'').nth(1).unwrap_or_else(|| panic!("{said}"));
+        let run = Command::new(&sh).args(["-c", command]).status();
+        assert!(run.expect("sh starts").success(), "{command}");
+        check(&open(&image, &Options::default()).0, &content, 10);
+    }
 }
 
 /// An image with a byte changed is rejected, or opened and read to its end with or without errors:

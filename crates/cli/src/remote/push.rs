@@ -81,6 +81,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (image, location) = args.image_and_location()?;
     let location = Location::parse(location).map_err(misuse)?;
     args.remote.must_send("push")?;
+    let trace = args.trace.as_ref().map(|path| {
+        let name = path.display().to_string();
+        File::open(path).with_context(|| name.clone()).map(|file| (file, name))
+    });
+    let trace = trace.transpose()?;
     if let Some(image) = image {
         pagefold_remote::check(None, &[], &location)?;
         let name = || pagefold_storage::shown(image);
@@ -90,12 +95,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             _ => Vec::new(),
         };
         let part = opened.part().with_context(name)?;
+        // A trace that cannot be stored must not leave the image without one.
+        if let Some((file, name)) = &trace {
+            let parts: Vec<_> = devices.iter().chain([&part]).collect();
+            pagefold_remote::check_trace(file, name, &parts, &location)?;
+        }
         push(&part, &devices, &location, args.media_type)?;
     }
-    if let Some(trace) = &args.trace {
-        let name = trace.display().to_string();
-        let file = File::open(trace).with_context(|| name.clone())?;
-        let pushed = pagefold_remote::push_trace(&file, &name, &location, &PushOptions::default())?;
+    if let Some((file, name)) = &trace {
+        let pushed = pagefold_remote::push_trace(file, name, &location, &PushOptions::default())?;
         log::line(&format!("{location}: sent a trace of {}", size::show(pushed.bytes)));
         if image.is_none() {
             print(&pushed.fixed)?;

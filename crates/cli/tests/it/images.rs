@@ -293,7 +293,7 @@ fn a_pack_that_is_ended_leaves_nothing() {
 
 /// The umask applies, as for other new files, even if the replaced file had another mode.
 #[test]
-fn an_image_has_the_permissions_of_a_new_file() {
+fn an_image_has_the_permissions_of_a_new_file_or_of_the_old_one() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");
@@ -310,7 +310,8 @@ fn an_image_has_the_permissions_of_a_new_file() {
     fs::write(at("old"), "old").expect("a file");
     fs::set_permissions(at("old"), fs::Permissions::from_mode(0o400)).expect("a mode");
     let mut old = fs::File::open(at("old")).expect("a file");
-    assert_eq!(pack("027", "old"), 0o640);
+    assert_eq!(pack("027", "old"), 0o400);
+    assert_eq!(pack("027", "image"), 0o644);
     assert_eq!(io::read_to_string(&mut old).expect("a file"), "old");
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 4, "something was left");
     // A dangling link stays too.

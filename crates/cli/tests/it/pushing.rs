@@ -348,3 +348,22 @@ fn wrong_devices_are_not_pushed() {
     let message = run_to_fail(&mut machine.with_cache(server.ask(&["freeze", "job", "--push", &url])));
     assert!(message.contains("cannot reuse the base"), "{message}");
 }
+
+/// A trace that cannot be stored is refused before the image is, so that no tag moves. The registry is
+/// not even asked.
+#[test]
+fn a_file_that_is_no_trace_of_the_image_is_refused_first() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| text(&folder.path().join(name)).to_owned();
+    make_image(&folder.path().join("disk.img"), 1);
+    run(pagefold().args(["pack", &at("disk.img"), "-o", &at("disk.erofs")]));
+    fs::write(at("bad"), "not a trace, but a text").expect("a file");
+    // A trace of no chunk of one blob.
+    let other = [&b"pgftrac1"[..], &1u32.to_le_bytes(), &0u32.to_le_bytes(), &[7; 32]].concat();
+    fs::write(at("other"), other).expect("a file");
+    for (trace, why) in [("bad", "not a trace"), ("other", "is a trace of another image"), ("none", "No such file")] {
+        let location = "oci://127.0.0.1:1/disks/a:1";
+        let said = run_to_fail(pagefold().args(["push", "--trace", &at(trace), &at("disk.erofs"), location]));
+        assert!(said.contains(why) && said.contains(&at(trace)), "{said}");
+    }
+}

@@ -288,7 +288,7 @@ fn errors_show_no_secret() {
 fn no_proxy_for_this_machine() {
     let (folder, _) = images();
     let web = web(folder.path());
-    let mut command = cached(folder.path());
+    let mut command = cached(&folder.path().join("cache"));
     command.envs([("HTTP_PROXY", "http://127.0.0.1:1"), ("ALL_PROXY", "http://127.0.0.1:1"), ("NO_PROXY", "")]);
     assert_eq!(output(command.args(["cat", &format!("{}:/small", web.url("/tree.erofs"))])), "small\n");
 }

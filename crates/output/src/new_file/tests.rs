@@ -188,11 +188,13 @@ fn replacing_other_files_needs_force() {
     fs::write(&path, "123\n").expect("a file");
     NewFile::at(&path, Written::ProcessId, false, &Inputs::default()).expect("a place");
     fs::write(&path, "123 or so\n").expect("a file");
-    let message = NewFile::at(&path, Written::ProcessId, false, &Inputs::default()).expect_err("text").to_string();
-    assert!(
-        message.contains("is not an unlocked file with a process ID") && message.contains("remove it"),
-        "{message}"
-    );
+    // Both are outputs of 'serve', which has no --force.
+    for (written, what) in
+        [(Written::ProcessId, "is not an unlocked file with a process ID"), (Written::Trace, "is not a trace")]
+    {
+        let message = NewFile::at(&path, written, false, &Inputs::default()).expect_err("text").to_string();
+        assert!(message.contains(what) && message.ends_with("or remove it"), "{message}");
+    }
 }
 
 #[test]
