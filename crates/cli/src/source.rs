@@ -141,6 +141,7 @@ pub(crate) fn print_changes(tree: &Tree) -> u64 {
     let mut all = 0;
     for warning in tree.changes() {
         let what = match warning.kind {
+            WarningKind::Replaced => "was replaced, and was left out",
             WarningKind::Shorter => "became shorter; the rest is zeros",
             WarningKind::Changed => "changed, and was not verified",
             _ => "vanished, and was left out",

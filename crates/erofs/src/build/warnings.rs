@@ -18,6 +18,8 @@ pub enum WarningKind {
     /// Files and directories were left out because they vanished, or could no longer be opened,
     /// before they were read.
     Vanished,
+    /// Files and directories were left out because others were in their places when they were read.
+    Replaced,
     /// Files became shorter before they were read: their ends were replaced by zeros.
     Shorter,
     /// Files changed before their copies in the image could be compared with them.
@@ -61,7 +63,7 @@ impl Warning {
 }
 
 fn is_change(kind: WarningKind) -> bool {
-    matches!(kind, WarningKind::Vanished | WarningKind::Shorter | WarningKind::Changed)
+    matches!(kind, WarningKind::Vanished | WarningKind::Replaced | WarningKind::Shorter | WarningKind::Changed)
 }
 
 fn most_examples(kind: WarningKind) -> usize {
@@ -76,6 +78,9 @@ impl fmt::Display for Warning {
                 ("file skipped because it cannot be read", "files skipped because they cannot be read")
             }
             WarningKind::Vanished => ("file left out because it vanished", "files left out because they vanished"),
+            WarningKind::Replaced => {
+                ("file left out because it was replaced", "files left out because they were replaced")
+            }
             WarningKind::Shorter => (
                 "file padded with zeros because it became shorter",
                 "files padded with zeros because they became shorter",
