@@ -34,6 +34,8 @@ pub enum WarningKind {
     /// POSIX ACLs were skipped because they name users or groups without an id that this system
     /// does not know.
     AclName,
+    /// Archives end without the zeros that mark their end, so members may be missing.
+    NoEnd,
     /// Files whose names denote whiteouts of container layers became ordinary files.
     WhiteoutFile,
     /// A layer contains directories that it does not describe, so their default mode and owner hide
@@ -101,6 +103,10 @@ impl fmt::Display for Warning {
             WarningKind::AclName => (
                 "ACL skipped because it names an account that this system does not know",
                 "ACLs skipped because they name accounts that this system does not know",
+            ),
+            WarningKind::NoEnd => (
+                "archive ends without an end marker, so members may be missing",
+                "archives end without an end marker, so members may be missing",
             ),
             WarningKind::WhiteoutFile => (
                 "whiteout kept as an ordinary file: use --layer to keep it in overlayfs form, or give the lower layers \

@@ -22,6 +22,7 @@ use crate::build::member::{Archive, MemberContent, Place, of_archive, shown};
 use crate::build::scan_options::ScanOptions;
 use crate::build::sparse::Sparse;
 use crate::build::tree::{Node, NodeId, NodeKind, Origin, Tree};
+use crate::build::warnings::WarningKind;
 use crate::error::{Error, Result};
 
 impl Tree {
@@ -100,7 +101,10 @@ fn read(file: File, name: &Path, options: &ScanOptions) -> Result<Layer> {
             reading.add(&member, &names)?;
         }
     }
-    let Reading { mut layer, describer, .. } = reading;
+    let Reading { mut layer, mut describer, .. } = reading;
+    if !members.has_end() {
+        describer.warnings.add(WarningKind::NoEnd, || name.display().to_string());
+    }
     layer.tree.warnings_mut().append(describer.warnings);
     Ok(layer)
 }
