@@ -238,6 +238,21 @@ fn members_without_a_name_are_placed() {
 }
 
 #[test]
+fn a_file_is_not_the_root() {
+    for path in ["/", "./", "."] {
+        for content in [&b""[..], b"abc"] {
+            let member =
+                Member { numbers: Numbers::Pax, long: true, magic: Magic::Ustar, ..Member::file(path, content) };
+            let found = read(&[member]);
+            let is_directory = path.ends_with('/') && content.is_empty();
+            assert_eq!(found.is_ok(), is_directory, "{path} {content:?}: {found:?}");
+            let named = |error: String| error.contains("it is not a directory: the root of an image must be one");
+            assert!(found.is_ok() || found.is_err_and(named), "{path}");
+        }
+    }
+}
+
+#[test]
 fn directories_by_name_have_no_content_whatever_their_size() {
     for false_size in [0, 1, 512, 600, 5000] {
         for numbers in [Numbers::Octal, Numbers::Pax] {

@@ -90,7 +90,9 @@ fn read(file: File, name: &Path, options: &ScanOptions) -> Result<Layer> {
             if !member.kind.is_dir() && member.path.is_empty() {
                 return Err(source_error(format!("byte {}", member.at).as_bytes(), "a member without a name"));
             }
-            if !member.kind.is_dir() {
+            // A path that ends with a slash makes a file a directory, but content says more.
+            let is_file = member.header.entry_type().is_file() && member.size > 0;
+            if !member.kind.is_dir() || is_file {
                 return Err(source_error(&member.path, "it is not a directory: the root of an image must be one"));
             }
             reading.describe(&member, root)?;
