@@ -126,9 +126,9 @@ impl SourceArgs {
 /// Warns about parts of the sources that the image will not store unchanged: one line per kind, and
 /// one per file that is left out.
 fn warn_of(tree: &Tree) {
-    for warning in tree.warnings() {
+    for mut warning in tree.warnings() {
         if warning.kind == WarningKind::Unreadable {
-            for example in &warning.examples {
+            for example in std::mem::take(&mut warning.examples) {
                 print(&format!("skipped: {}", show(example.as_bytes())));
             }
         }
@@ -141,6 +141,7 @@ pub(crate) fn print_changes(tree: &Tree) -> u64 {
     let mut all = 0;
     for warning in tree.changes() {
         let what = match warning.kind {
+            WarningKind::Replaced => "was replaced, and was left out",
             WarningKind::Shorter => "became shorter; the rest is zeros",
             WarningKind::Changed => "changed, and was not verified",
             _ => "vanished, and was left out",

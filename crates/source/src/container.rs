@@ -33,6 +33,14 @@ pub(crate) const LAYOUT: &str = "oci-layout";
 pub(crate) const INDEX: &str = "index.json";
 const BLOBS: &str = "blobs";
 
+/// The document of `docker save`, what it was before Docker 1.10, and the layers in their directories.
+const MANIFEST: &str = "manifest.json";
+const REPOSITORIES: &str = "repositories";
+const LAYER: &str = "layer.tar";
+
+/// The end of an encrypted layer's type.
+const ENCRYPTED: &str = "+encrypted";
+
 /// What to do with an incomplete image.
 const RENEW: &str = "save or copy the image again; to pack what there is, give a directory with it and --format raw";
 
@@ -109,6 +117,8 @@ struct Descriptor {
     digest: String,
     size: u64,
     platform: Option<Platform>,
+    #[serde(rename = "mediaType", default)]
+    media_type: String,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
 }
@@ -166,6 +176,7 @@ struct Blob {
     path: String,
     digest: Option<Digest>,
     size: Option<u64>,
+    is_encrypted: bool,
 }
 
 /// Returns the layers of the container image that a tree of files contains, the lowest first;
@@ -184,6 +195,7 @@ pub(crate) fn layers(
         files.of_docker(saved).within(shown)?
     } else {
         files.parts().check().within(shown)?;
+        files.check_docker().within(shown)?;
         return Ok(None);
     };
     let image = chosen(images, platform).within(shown)?;
@@ -335,22 +347,47 @@ impl Files<'_> {
     /// Returns the images that `manifest.json` describes, if it is one of `docker save`. Fails if it
     /// is, but a file that it names is missing.
     fn saved(&self) -> Result<Option<Vec<Saved>>> {
-        let blob = Blob { path: "manifest.json".to_owned(), digest: None, size: None };
-        let Ok(saved) = self.document::<Vec<Saved>>(&blob) else { return Ok(None) };
+        let Ok(saved) = self.document::<Vec<Saved>>(&Blob::at(MANIFEST)) else { return Ok(None) };
         let named = || saved.iter().flat_map(|image| image.layers.iter().chain([&image.config]));
         let absent = named().find_map(|path| self.file(path).err());
         match absent {
             Some(absent) if saved.iter().any(Saved::is_of_docker) => {
-                refuse!("it is an incomplete archive of 'docker save': {absent}, but manifest.json names it: {RENEW}")
+                refuse!("it is an incomplete archive of 'docker save': {absent}, but {MANIFEST} names it: {RENEW}")
             }
             None if !saved.is_empty() => Ok(Some(saved)),
             _ => Ok(None),
         }
     }
 
+    /// Fails if these are the files of `docker save`, though its manifest is missing or describes no
+    /// image.
+    fn check_docker(&self) -> Result<()> {
+        let NodeKind::Directory(names) = &self.tree.node(self.tree.root()).kind else { return Ok(()) };
+        let is_layer = |name: &[u8], id| is_blob("sha256", name) && self.tree.child(id, LAYER.as_bytes()).is_some();
+        let has_layers = names.iter().any(|(name, id)| is_layer(name, *id));
+        let is_part = |name: &[u8]| {
+            let name = name.strip_suffix(b".json").or(name.strip_suffix(b".tar"));
+            name.is_some_and(|name| is_blob("sha256", name))
+        };
+        let has = |name: &str| names.contains_key(name.as_bytes());
+        match has(MANIFEST) {
+            true if has_layers || names.keys().any(|name| is_part(name)) => {
+                refuse!("it is an incomplete archive of 'docker save': {MANIFEST} does not describe an image: {RENEW}")
+            }
+            false if has_layers && has(REPOSITORIES) => refuse!(
+                "it is an archive of 'docker save' without {MANIFEST}, as before Docker 1.10: 'docker load' and 'docker \
+                 save' write a current one; to pack what there is, give a directory with it and --format raw"
+            ),
+            false if has_layers => {
+                refuse!("it is an incomplete archive of 'docker save': {MANIFEST} is missing: {RENEW}")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns which parts of an OCI layout there are.
     fn parts(&self) -> LayoutParts {
-        let index = Blob { path: INDEX.to_owned(), digest: None, size: None };
+        let index = Blob::at(INDEX);
         LayoutParts {
             has_layout: self.has(LAYOUT),
             has_index: self.document::<Document>(&index).is_ok_and(|index| index.manifests.is_some()),
@@ -373,15 +410,15 @@ impl Files<'_> {
                 // The config is named by its digest.
                 let name = image.config.rsplit('/').next().unwrap_or_default();
                 let digest = Digest::parse(&format!("sha256:{}", name.trim_end_matches(".json"))).ok();
-                let config = self.document(&Blob { path: image.config.clone(), digest, size: None })?;
-                let layers = image.layers.into_iter().map(|path| Blob { path, digest: None, size: None }).collect();
+                let config = self.document(&Blob { digest, ..Blob::at(&image.config) })?;
+                let layers = image.layers.iter().map(|path| Blob::at(path)).collect();
                 Ok(ListedImage { names: image.repo_tags.unwrap_or_default(), config, layers, id: image.config })
             })
             .collect()
     }
 
     fn of_layout(&self) -> Result<Vec<ListedImage>> {
-        let index = Blob { path: "index.json".to_owned(), digest: None, size: None };
+        let index = Blob::at(INDEX);
         let mut images = Vec::new();
         self.of_index(self.document(&index)?, MOST_INDEXES, &mut images)?;
         Ok(images)
@@ -418,6 +455,11 @@ impl Files<'_> {
     /// Reads a layer, decompressed to a temporary file.
     fn layer(&self, blob: &Blob, diff_id: &str, name: &Path, options: &ScanOptions) -> Result<Layer> {
         let shown = || name.display().to_string();
+        ensure!(
+            !blob.is_encrypted,
+            "{}: it is encrypted: 'skopeo copy --decryption-key KEY oci:ENCRYPTED oci:NEW' decrypts an image",
+            shown()
+        );
         let (content, size) = self.file(&blob.path).within(shown)?;
         let reading = || Reading { content, at: 0, size };
         if let Some(digest) = &blob.digest {
@@ -447,10 +489,16 @@ fn components(path: &[u8]) -> Vec<Vec<u8>> {
 }
 
 impl Blob {
+    /// Returns a file without a descriptor.
+    fn at(path: &str) -> Self {
+        Self { path: path.to_owned(), digest: None, size: None, is_encrypted: false }
+    }
+
     fn of(descriptor: &Descriptor) -> Result<Self> {
         let digest = Digest::parse(&descriptor.digest)?;
         let path = format!("blobs/{}", descriptor.digest.replacen(':', "/", 1));
-        Ok(Self { path, digest: Some(digest), size: Some(descriptor.size) })
+        let is_encrypted = descriptor.media_type.ends_with(ENCRYPTED);
+        Ok(Self { path, digest: Some(digest), size: Some(descriptor.size), is_encrypted })
     }
 }
 

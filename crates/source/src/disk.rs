@@ -44,13 +44,14 @@ impl Disk {
     pub(crate) fn open(disk: DiskFile, format: Option<Format>, warn: &Warn) -> Result<Self> {
         let DiskFile { file, path, is_there, metadata } = disk;
         let shown = || path.display().to_string();
+        let open = if is_there { Some(file.try_clone().within(shown)?) } else { None };
         let storage: Arc<dyn Storage> = Arc::new(StoredFile::new(file).within(shown)?);
         let format = format.map_or_else(|| Format::of(&path, &*storage), Ok)?;
         let Some(file_name) = path.file_name() else { refuse!("{} has no name", shown()) };
         if format == Format::Raw {
             let size = storage.len_bytes().within(shown)?;
-            if is_there {
-                let content = Content::Path((&path).into());
+            if let Some(file) = open {
+                let content = Content::Open(Arc::new(file), (&path).into());
                 return Ok(Self { name: file_name.as_bytes().to_vec(), content, size, metadata });
             }
             // An empty file is not a disk, but can be packed.

@@ -47,7 +47,8 @@ fn node(kind: NodeKind) -> Node {
 fn image_of(path: &Path, options: &BuildOptions) -> PathBuf {
     let mut tree = Tree::new(node(NodeKind::Fifo));
     let size = fs::metadata(path).expect("the file").len();
-    let kind = NodeKind::Regular { content: Content::Path(path.into()), size };
+    let kind =
+        NodeKind::Regular { content: Content::Open(Arc::new(File::open(path).expect("the file")), path.into()), size };
     let name = path.file_name().expect("a name").as_encoded_bytes();
     tree.add(tree.root(), name, node(kind)).expect("a name");
     let image = path.with_extension("erofs");

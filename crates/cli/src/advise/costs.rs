@@ -4,7 +4,7 @@
 use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 
 use anyhow::Context;
-use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Span, Tree, build};
+use pagefold_erofs::{BuildOptions, BuildReport, Content, InodeTimes, Node, NodeKind, Span, Tree, build, placed_bytes};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
@@ -32,7 +32,13 @@ const MOST_OF_HOLE: f64 = 1.0 / 128.0;
 const RECORD_BYTES: f64 = 32.0;
 
 /// Bytes of an inode with its own time.
-pub(super) const INODE_BYTES: u64 = 64;
+pub(super) const INODE_BYTES: u64 = InodeTimes::EXTENDED_BYTES;
+
+/// Bytes that an inode with the image's time takes less.
+pub(super) const COMPACT_SAVES_BYTES: u64 = INODE_BYTES - InodeTimes::COMPACT_BYTES;
+
+/// Files that are placed in blocks to find their size. The gaps between further ones are as large.
+const MOST_PLACED: usize = 1 << 18;
 
 /// Bytes before everything else: the superblock, after the space for boot loaders.
 pub(super) const SUPERBLOCK_BYTES: u64 = 1024 + 128;
@@ -92,25 +98,20 @@ fn run(piece_bytes: u64, zeros_bytes: u64, options: &BuildOptions) -> anyhow::Re
         let name = piece.to_string();
         alone.add(alone.root(), name.as_bytes(), node(NodeKind::Regular { content, size: piece_bytes }))?;
     }
-    let alone = added_bytes(&build(&alone, options, &memory_file()?)?, PIECES, 13 * PIECES);
+    let alone = added_bytes(&build(&alone, options, &memory_file()?)?);
     let alone = alone - (PIECES - 1) * INODE_BYTES;
     let every = piece_bytes.next_multiple_of(PAGE_BYTES) + zeros_bytes;
     let span = |piece: u64| Span { at: piece * every, len: piece_bytes, source: piece * piece_bytes };
     let content = Content::Spans(content, (0..PIECES).map(span).collect());
     let mut tree = empty_tree();
     tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size: PIECES * every }))?;
-    let added = added_bytes(&build(&tree, options, &memory_file()?)?, 1, 13);
+    let added = added_bytes(&build(&tree, options, &memory_file()?)?);
     Ok((added as f64 - alone as f64) / PIECES as f64)
 }
 
-/// Returns the bytes that `files`, with names and entries of `names_bytes`, take in an image that
-/// holds nothing else.
-pub(super) fn added_bytes(report: &BuildReport, files: u64, names_bytes: u64) -> u64 {
-    let metadata_bytes = report.image_bytes - report.data_bytes;
-    let root_bytes = INODE_BYTES + 27 + names_bytes;
-    // On average, the last block is half full.
-    let metadata_bytes = metadata_bytes.saturating_sub(SUPERBLOCK_BYTES + root_bytes + PAGE_BYTES / 2);
-    report.data_bytes + metadata_bytes.max(files * INODE_BYTES)
+/// Returns the bytes that the files of an image take without their names.
+pub(super) fn added_bytes(report: &BuildReport) -> u64 {
+    report.data_bytes + report.inode_bytes
 }
 
 /// Returns lines of numbers, which compress as text does.
@@ -122,6 +123,17 @@ fn text(len: usize) -> Vec<u8> {
     }
     text.truncate(len);
     text
+}
+
+/// Returns the size of a stratum whose files an image stores behind their inodes; `None` for others.
+pub(super) fn inline(stratum: &Stratum) -> Option<Estimate> {
+    if !stratum.is_inline {
+        return None;
+    }
+    let placed = placed_bytes(INODE_BYTES, stratum.lens().take(MOST_PLACED), PAGE_BYTES) as f64;
+    let bytes: u64 = stratum.lens().take(MOST_PLACED).map(|len| INODE_BYTES + len).sum();
+    let all = stratum.units() * INODE_BYTES + stratum.bytes;
+    Some(Estimate::exact(placed * all as f64 / bytes.max(1) as f64))
 }
 
 /// Returns the least and the most that zeros of unmeasured cost take.

@@ -22,7 +22,9 @@ use pagefold_erofs::{BuildOptions, Image, NodeKind, build};
 
 use super::{
     clock::Deadline,
-    costs::{self, INODE_BYTES, SUPERBLOCK_BYTES, Zeros, added_bytes, empty_tree, memory_file, node},
+    costs::{
+        self, COMPACT_SAVES_BYTES, INODE_BYTES, SUPERBLOCK_BYTES, Zeros, added_bytes, empty_tree, memory_file, node,
+    },
     estimate::Estimate,
     input::{Input, InputKind},
     order::spread,
@@ -163,9 +165,12 @@ pub(super) fn measure(
         };
         found.push(strata);
     }
+    let inline: Vec<_> = input.strata.iter().map(costs::inline).collect();
     let figures = choices.iter().zip(CHOICES).zip(found).map(|((choice, named), sampled)| {
         let sampled = sampled.into_iter().zip(&input.strata);
-        let sampled = sampled.map(|(bytes, stratum)| bytes.of_estimated(stratum.data_bytes(), costs::limits(stratum)));
+        let sampled = sampled.zip(&inline).map(|((bytes, stratum), inline)| {
+            inline.unwrap_or_else(|| bytes.of_estimated(stratum.data_bytes(), costs::limits(stratum)))
+        });
         let bytes = sampled.sum::<Estimate>() + rest(input, choice.zeros);
         Figures {
             codec: named.codec,
@@ -278,11 +283,10 @@ fn pack_units(
     reads: usize,
 ) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
     let mut tree = empty_tree();
-    let (mut data_bytes, mut names, mut cut, mut lens) = (0, 0, 0, Vec::new());
+    let (mut data_bytes, mut cut, mut lens) = (0, 0, Vec::new());
     for unit in units {
         let Ok(content) = input.content(*unit) else { continue };
         let name = lens.len().to_string();
-        names += 12 + name.len() as u64;
         let mut file = node(NodeKind::Regular { content, size: unit.len_bytes });
         file.mtime_s += lens.len() as i64;
         tree.add(tree.root(), name.as_bytes(), file)?;
@@ -303,7 +307,7 @@ fn pack_units(
         return Ok(Some((Packed { data_bytes, image_bytes, time }, Vec::new())));
     }
     // Where a file's data continues beyond a piece, the end of the piece wastes half a block.
-    let image_bytes = added_bytes(&report, lens.len() as u64, names).saturating_sub(cut * PAGE_BYTES / 2);
+    let image_bytes = added_bytes(&report).saturating_sub(cut * PAGE_BYTES / 2);
     Ok(Some((Packed { data_bytes, image_bytes, time }, read(image, &lens, reads)?)))
 }
 
@@ -406,12 +410,14 @@ fn rest(input: &Input, zeros: Option<Zeros>) -> Estimate {
     let names = &input.names;
     let metadata_bytes = if input.kind == InputKind::Directory {
         let empty = names.files.saturating_sub(input.sampled_files());
-        (names.directories + names.others + empty) * INODE_BYTES + names.directory_bytes + names.target_bytes
+        empty * INODE_BYTES + names.metadata_bytes
     } else {
         INODE_BYTES + 27 + 12 + input.name.len() as u64
     };
     let fixed_bytes = (SUPERBLOCK_BYTES + metadata_bytes).next_multiple_of(PAGE_BYTES);
-    Estimate::exact(fixed_bytes as f64) + input.strata.iter().map(|stratum| rest_of(stratum, zeros)).sum()
+    let saved_bytes = names.compact * COMPACT_SAVES_BYTES;
+    Estimate::exact(fixed_bytes as f64 - saved_bytes as f64)
+        + input.strata.iter().map(|stratum| rest_of(stratum, zeros)).sum()
 }
 
 /// Returns the size of a stratum's holes, and of zeros that were found by scanning.

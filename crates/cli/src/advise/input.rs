@@ -29,10 +29,10 @@ pub(super) struct Names {
     pub(super) directories: u64,
     /// Symbolic links, devices, pipes and sockets.
     pub(super) others: u64,
-    /// Bytes of the directories in an image.
-    pub(super) directory_bytes: u64,
-    /// Bytes of symbolic links' targets.
-    pub(super) target_bytes: u64,
+    /// Bytes of everything but regular files in an image in which no inode is compact.
+    pub(super) metadata_bytes: u64,
+    /// The number of compact inodes.
+    pub(super) compact: u64,
 }
 
 /// Parts of the input that were left out.
@@ -100,7 +100,7 @@ impl Input {
             Files::Many { directories, files } => {
                 let (directory, name) = files.get(unit.file as usize).ok_or(io::ErrorKind::NotFound)?;
                 let path = directories.get(*directory as usize).ok_or(io::ErrorKind::NotFound)?.join(&**name);
-                Ok(Content::Range(Arc::new(open_regular(&path, unit)?), unit.offset))
+                Ok(Content::Range(Arc::new(open_regular(&path, unit.offset + unit.len_bytes)?), unit.offset))
             }
             Files::One(file) => Ok(Content::Range(Arc::clone(file), unit.offset)),
             Files::Parts(file, parts) => {
@@ -130,13 +130,13 @@ impl Input {
     }
 }
 
-/// Opens a file that was regular when it was found; fails if it no longer is. Does not block on a
+/// Opens a file that was regular and had `len_bytes` when it was found; fails if it no longer does. Does not block on a
 /// pipe that another program may have put there.
-fn open_regular(path: &std::path::Path, unit: Unit) -> io::Result<File> {
+pub(super) fn open_regular(path: &std::path::Path, len_bytes: u64) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() < unit.offset + unit.len_bytes {
+    if !metadata.is_file() || metadata.len() < len_bytes {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file has changed"));
     }
     Ok(file)

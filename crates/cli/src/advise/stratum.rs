@@ -130,6 +130,8 @@ pub(super) struct Stratum {
     pub(super) pages: u64,
     /// Whether the units are pieces of large files, which may be zeros.
     pub(super) has_pieces: bool,
+    /// Whether all files are so short that an image stores them behind their inodes.
+    pub(super) is_inline: bool,
     pub(super) long_files: LongFiles,
     /// Bytes of the files' holes, which have no units.
     pub(super) hole_bytes: u64,
@@ -250,6 +252,11 @@ impl Stratum {
     /// Returns the number and the bytes of the units that can be sampled.
     fn open(&self) -> (u64, u64) {
         self.scanned.as_ref().map_or((self.units, self.bytes), |found| (found.data.len() as u64, found.data_bytes))
+    }
+
+    /// Returns the lengths of the files, or of ranges of their data.
+    pub(super) fn lens(&self) -> impl Iterator<Item = u64> {
+        self.rows.iter().map(|row| row.len_bytes)
     }
 
     /// Returns the number of files, or of pieces.

@@ -48,7 +48,7 @@ fn content(len: usize) -> Vec<u8> {
 fn image_bytes(path: &Path, codec: &str, cluster: &str) -> f64 {
     let mut tree = empty_tree();
     let size = fs::metadata(path).expect("a file").len();
-    let content = Content::Path(path.into());
+    let content = Content::Open(std::sync::Arc::new(fs::File::open(path).expect("a file")), path.into());
     tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size })).expect("a file");
     let options = options(codec, cluster).expect("a codec");
     build(&tree, &options, &memory_file().expect("memory")).expect("an image").image_bytes as f64

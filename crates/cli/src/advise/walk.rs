@@ -16,18 +16,20 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use pagefold_erofs::{LONG_FILE_BYTES, LONG_FILE_DATA_PARTS};
+use pagefold_erofs::{InodeNumbers, InodeTimes, LONG_FILE_BYTES, LONG_FILE_DATA_PARTS, directory_bytes, stored_bytes};
 use pagefold_source::expect_raw;
 use rustix::fs::{SeekFrom as Sparse, seek};
 
 use super::{
     clock::Deadline,
-    input::{Files, Input, InputKind, Names, Skipped},
-    stratum::{LongFiles, Stratum, UNIT_BYTES, most_data},
+    costs::INODE_BYTES,
+    input::{Files, Input, InputKind, Names, Skipped, open_regular},
+    stratum::{LongFiles, PAGE_BYTES, Stratum, UNIT_BYTES, most_data},
 };
 
 /// Maximum file size of each stratum. Longer files are cut into units, in a separate stratum.
-const STRATA: [u64; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, UNIT_BYTES];
+/// The image writer stores the shortest behind their inodes.
+const STRATA: [u64; 5] = [PAGE_BYTES - INODE_BYTES, 16 << 10, 64 << 10, 256 << 10, UNIT_BYTES];
 
 /// After this many ranges of data, the rest of a file counts as one range.
 const MOST_STRETCHES: usize = 1 << 18;
@@ -138,7 +140,7 @@ impl Mapped {
 
 /// Opens a file, if it can be opened and the time is not over.
 fn open_in_time(path: &Path, end: Deadline<'_>) -> Option<File> {
-    if end.is_over() { None } else { File::open(path).ok() }
+    if end.is_over() { None } else { open_regular(path, 0).ok() }
 }
 
 /// The results of a thread.
@@ -150,9 +152,19 @@ struct Listed {
     /// Indexes of files with fewer blocks than their length requires.
     sparse: HashSet<usize>,
     names: Names,
+    times: InodeTimes,
     unreadable: u64,
     /// Whether time ran out before everything was listed.
     more: bool,
+}
+
+impl Listed {
+    fn add_inode(&mut self, metadata: &fs::Metadata) {
+        let size = if metadata.is_file() { metadata.len() } else { 0 };
+        let nlink = u32::try_from(metadata.nlink()).unwrap_or(u32::MAX);
+        let numbers = InodeNumbers { uid: metadata.uid(), gid: metadata.gid(), nlink, size };
+        self.times.add((metadata.mtime(), metadata.mtime_nsec() as u32), numbers.are_compact());
+    }
 }
 
 /// Directories still to be read.
@@ -207,9 +219,7 @@ impl Walk<'_> {
         };
         let number = found.directories.len() as u32;
         found.names.directories += 1;
-        // Entries of 12 bytes for `.`, `..` and each name.
-        found.names.directory_bytes += 27;
-        let mut below = Vec::new();
+        let (mut below, mut names) = (Vec::new(), Vec::new());
         let mut in_time = true;
         for entry in entries {
             // A directory may have millions of names.
@@ -226,16 +236,22 @@ impl Walk<'_> {
                 continue;
             };
             let name = entry.file_name();
-            found.names.directory_bytes += 12 + name.as_bytes().len() as u64;
+            names.push(name.as_bytes().to_vec());
             if metadata.is_dir() {
+                found.add_inode(&metadata);
                 below.push(path.join(name));
             } else if metadata.is_file() {
                 self.add_file(found, number, name, &metadata);
             } else {
                 found.names.others += 1;
-                found.names.target_bytes += if metadata.is_symlink() { metadata.len() } else { 0 };
+                found.add_inode(&metadata);
+                let content_bytes = if metadata.is_symlink() { metadata.len() } else { 0 };
+                found.names.metadata_bytes += stored_bytes(INODE_BYTES, content_bytes, PAGE_BYTES);
             }
         }
+        names.sort_unstable();
+        let content_bytes = directory_bytes(names.iter().map(Vec::as_slice), PAGE_BYTES as usize);
+        found.names.metadata_bytes += stored_bytes(INODE_BYTES, content_bytes, PAGE_BYTES);
         found.directories.push(path);
         self.pending().directories.append(&mut below);
         in_time && !self.end.is_over()
@@ -249,6 +265,7 @@ impl Walk<'_> {
             }
         }
         found.names.files += 1;
+        found.add_inode(metadata);
         if metadata.len() > UNIT_BYTES && metadata.blocks().saturating_mul(512) < metadata.len() {
             found.sparse.insert(found.files.len());
         }
@@ -261,6 +278,8 @@ impl Walk<'_> {
 fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize) -> anyhow::Result<Input> {
     // Unreadable directories below it are tolerated, but not an unreadable `path`.
     drop(fs::read_dir(path).with_context(|| path.display().to_string())?);
+    let mut root = Listed::default();
+    root.add_inode(&fs::metadata(path).with_context(|| path.display().to_string())?);
     let pending = Pending { directories: vec![path.to_owned()], busy: 0 };
     let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end: list_end };
     let found: Vec<Listed> = thread::scope(|scope| {
@@ -277,11 +296,12 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
         hole_bytes: 0,
     };
     let mut strata: Vec<Stratum> = STRATA.iter().map(|_| Stratum::default()).collect();
+    strata[0].is_inline = true;
     strata.push(Stratum::of_pieces());
     let mut nearly_empty = Stratum::of_pieces();
     nearly_empty.long_files = LongFiles::NearlyEmpty;
-    let (mut all_directories, mut all_files) = (Vec::new(), Vec::new());
-    for found in found {
+    let (mut all_directories, mut all_files, mut times) = (Vec::new(), Vec::new(), InodeTimes::default());
+    for found in found.into_iter().chain([root]) {
         let first = all_directories.len() as u32;
         for (at, (directory, name, len)) in found.files.into_iter().enumerate() {
             let number = all_files.len() as u32;
@@ -302,9 +322,11 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
         }
         all_directories.extend(found.directories);
         input.names.add(&found.names);
+        times.append(found.times);
         input.skipped.unreadable += found.unreadable;
         input.skipped.more |= found.more;
     }
+    input.names.compact = times.compact();
     strata.push(nearly_empty);
     strata.retain(|stratum| stratum.bytes > 0 || stratum.hole_bytes > 0);
     input.hole_bytes = strata.iter().map(|stratum| stratum.hole_bytes).fold(0, u64::saturating_add);
@@ -321,8 +343,7 @@ impl Names {
         self.files += other.files;
         self.directories += other.directories;
         self.others += other.others;
-        self.directory_bytes += other.directory_bytes;
-        self.target_bytes += other.target_bytes;
+        self.metadata_bytes += other.metadata_bytes;
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use pagefold_testing::{programs, skip_for_good};
@@ -214,6 +214,51 @@ fn forecasts_hold_for_many_small_files() {
         assert_eq!(advice.figure("input", "directories"), 21);
         advice.holds("a tree", "lz4@4K", "image_bytes", image);
         advice.holds("a tree", "zstd,3@64K", "image_bytes", small);
+    }
+}
+
+/// Metadata is most of their images: inodes with and without times of their own, content behind
+/// inodes, names, and links.
+#[test]
+fn forecasts_hold_for_trees_of_metadata() {
+    let noise = &mut Noise(37);
+    let times = |equal: bool, number: u64| UNIX_EPOCH + Duration::from_secs(if equal { 1 } else { number });
+    let lines =
+        |lens: std::ops::Range<u64>, count: u64, equal: bool, noise: &mut Noise| -> Vec<(Vec<u8>, SystemTime)> {
+            let one = |number| {
+                let len = lens.start + noise.next() % (lens.end - lens.start);
+                (noise.text(len as usize), times(equal, number))
+            };
+            (0..count).map(one).collect()
+        };
+    for (what, files, links) in [
+        ("equal times", lines(18..20, 1000, true, noise), 0),
+        ("own times", lines(18..20, 1000, false, noise), 0),
+        ("empty ones", lines(0..50, 20_000, false, noise), 0),
+        ("up to a block", lines(100..4000, 3000, false, noise), 0),
+        ("up to a block, with equal times", lines(100..4000, 3000, true, noise), 0),
+        ("links", Vec::new(), 5000),
+    ] {
+        let folder = TempDir::new().expect("a folder");
+        let tree = folder.path().join("tree");
+        fs::create_dir(&tree).expect("a folder");
+        for (number, (content, time)) in files.iter().enumerate() {
+            let mut file = File::create(tree.join(format!("conf-{number}.txt"))).expect("a file");
+            file.write_all(content).expect("room");
+            file.set_modified(*time).expect("a time");
+        }
+        for number in 0..links {
+            symlink(format!("target-{number}"), tree.join(format!("link-{number}"))).expect("a link");
+        }
+        let tree = path(&folder, "tree");
+        let advice = advise(&[&tree]);
+        for (codec, cluster) in [("lz4", "4K"), ("zstd,3", "64K")] {
+            let [low, high] =
+                ["image_bytes_low", "image_bytes_high"].map(|end| advice.figure(&format!("{codec}@{cluster}"), end));
+            let packed = packed_bytes(&folder, &tree, codec, cluster);
+            println!("{what}, {codec}: {packed} in {low} to {high}");
+            assert!(low <= packed && packed <= high, "{what}, {codec}: {packed} is not in {low} to {high}");
+        }
     }
 }
 

@@ -218,6 +218,53 @@ fn incomplete_images_are_not_packed_as_files() {
 }
 
 #[test]
+fn an_archive_of_docker_save_without_its_manifest_is_refused() {
+    let layout = Layout::new();
+    let at = |name: &str| layout.at(name);
+    let hex = "0123456789abcdef".repeat(4);
+    let old = "before Docker 1.10: 'docker load' and 'docker save' write a current one";
+    for (files, manifest, said) in [
+        (&["ID/layer.tar", "ID/json", "repositories"][..], None, old),
+        (&["ID/layer.tar", "ID.json"], None, "manifest.json is missing: save or copy"),
+        (&["ID/layer.tar"], Some("[]"), "manifest.json does not describe an image: save or copy"),
+        (&["ID/layer.tar", "repositories"], Some("not JSON"), "manifest.json does not describe an image"),
+        (&["ID.tar", "ID.json"], Some("{}"), "manifest.json does not describe an image"),
+        (&["ID.tar", "ID.json"], None, ""),
+        (&["ID/other.tar", "repositories"], Some("[]"), ""),
+        (&["other/layer.tar", "other.json"], Some("[]"), ""),
+    ] {
+        let _ = fs::remove_dir_all(at("save"));
+        for name in files {
+            let path = at(&format!("save/{}", name.replace("ID", &hex)));
+            fs::create_dir_all(Path::new(&path).parent().expect("a folder")).expect("folders");
+            fs::write(path, "{}").expect("a file");
+        }
+        if let Some(manifest) = manifest {
+            fs::write(at("save/manifest.json"), manifest).expect("a file");
+        }
+        run(Command::new("tar").args(["-C", &at("save"), "-cf", &at("app.tar"), "."]));
+        if said.is_empty() {
+            layout.pack(&[&at("app.tar")]);
+        } else {
+            layout.refused(&[&at("app.tar")], said);
+            layout.pack(&[&at("save"), "--format", "raw"]);
+        }
+    }
+}
+
+#[test]
+fn encrypted_layers_are_refused_by_their_type() {
+    let layout = Layout::new();
+    let layers = layout.two_layers();
+    let mut stored: Vec<_> = layers.iter().map(|(stored, _)| layout.blob(stored)).collect();
+    stored[1]["mediaType"] = "application/vnd.oci.image.layer.v1.tar+gzip+encrypted".into();
+    let diff_ids: Vec<_> = layers.iter().map(|(_, plain)| format!("sha256:{}", digest(plain))).collect();
+    let config = json!({ "os": "linux", "architecture": MACHINE, "rootfs": { "diff_ids": diff_ids } });
+    layout.index(&[layout.document(&json!({ "config": layout.document(&config), "layers": stored }))]);
+    layout.refused(&[&layout.at("oci")], "layer 2 of 2: it is encrypted: 'skopeo copy --decryption-key KEY");
+}
+
+#[test]
 fn one_platform_is_taken() {
     let layout = Layout::new();
     let oci = layout.at("oci");

@@ -4,12 +4,13 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::fs::PermissionsExt,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
     process::{Command, Output},
 };
 
 use pagefold_erofs::{BuildOptions, Content, Node, NodeKind, Tree, Xattr, build};
+use pagefold_testing::copy_program;
 use tempfile::TempDir;
 
 use crate::{images::output, server::pagefold};
@@ -86,6 +87,47 @@ fn a_filled_target_is_refused_in_a_line_kept_or_replaced() {
     let (code, message) = place.extract("few", &["--max-files", "100"]);
     assert!(code == Some(1) && message.contains("the limit of 100 files is reached; stopped, with 100 "), "{message}");
     assert_eq!(fs::read_dir(place.at("few")).expect("a folder").count(), 100);
+}
+
+/// Directories that only their owner could write to, but may not.
+#[test]
+fn a_user_extracts_again_over_directories_that_are_read_only() {
+    let place = Place::new();
+    let mut tree = Tree::new(Node { permissions: 0o555, ..directory() });
+    let below = tree.add(tree.root(), b"below", Node { permissions: 0o555, ..directory() }).expect("a name");
+    for name in [&b"one"[..], b"two"] {
+        tree.add(below, name, file("of the image")).expect("a name");
+    }
+    place.build(&tree);
+    fs::create_dir(place.at("target")).expect("a folder");
+    let user = if rustix::process::geteuid().is_root() { 65534 } else { rustix::process::geteuid().as_raw() };
+    // The build directory may be inaccessible to others.
+    copy_program(env!("CARGO_BIN_EXE_pagefold"), place.at("pagefold"));
+    for (path, mode) in [(".", 0o755), ("image", 0o644), ("target", 0o755)] {
+        fs::set_permissions(place.at(path), fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+    std::os::unix::fs::chown(place.at("target"), Some(user), None).expect("an owner");
+    let out = place.at("target/out");
+    let mode = |path: &str| fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+    for option in ["", "--overwrite", "--keep"] {
+        if option == "--keep" {
+            let two = format!("{out}/below/two");
+            fs::set_permissions(format!("{out}/below"), fs::Permissions::from_mode(0o755)).expect("a mode");
+            fs::remove_file(two).expect("a file");
+            fs::set_permissions(format!("{out}/below"), fs::Permissions::from_mode(0o555)).expect("a mode");
+        }
+        let mut command = Command::new(place.at("pagefold"));
+        command
+            .args(["extract", &place.at("image"), "-C", &out])
+            .args(Some(option).filter(|option| !option.is_empty()));
+        let (code, message) = said(command.current_dir("/").uid(user));
+        assert!(code == Some(0) && !message.contains("failed"), "{option}: {message}");
+        assert_eq!([mode(&out), mode(&format!("{out}/below"))], [0o555; 2], "{option}");
+        assert_eq!(fs::read_to_string(format!("{out}/below/two")).expect("a file"), "of the image", "{option}");
+    }
+    for path in [&out, &format!("{out}/below")] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("a mode");
+    }
 }
 
 /// Other files are extracted. A file from which the image is read keeps its names, but a symbolic link

@@ -11,6 +11,7 @@ use super::live::{LiveFile, State};
 use super::member::MemberContent;
 use super::overlay::Overlay;
 use super::place::SourcePath;
+use super::source_file::SourceFile;
 use super::sparse::{self, Span};
 use crate::error::Error;
 
@@ -18,10 +19,12 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 pub enum Content {
     /// A file of the operating system.
-    Path(SourcePath),
+    Path(SourceFile),
     /// The same, but changes after the scan are recorded
     /// ([`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable)).
     Live(LiveFile),
+    /// An open file, and its path for messages.
+    Open(Arc<File>, SourcePath),
     /// A part of an open file, such as an archive.
     Range(Arc<File>, u64),
     /// Parts of an open file, ascending and without overlap, with zeros between and after them.
@@ -39,8 +42,9 @@ impl Content {
     /// ignored.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         match self {
-            Self::Path(path) => return holes::read(&File::open(path.reach()?)?, offset, len, bytes),
+            Self::Path(file) => return holes::read(&file.open()?, offset, len, bytes),
             Self::Live(file) => return file.read(offset, len, bytes),
+            Self::Open(file, _) => return holes::read(file, offset, len, bytes),
             Self::Range(file, start) => {
                 bytes.resize(len, 0);
                 file.read_exact_at(bytes, start + offset)?;
@@ -79,7 +83,7 @@ impl Content {
 
     /// Returns whether the content belongs to a file that was left out of the image.
     pub(crate) fn is_gone(&self) -> bool {
-        matches!(self, Self::Live(file) if file.state() == State::Gone)
+        matches!(self, Self::Live(file) if matches!(file.state(), State::Gone | State::Replaced))
     }
 
     /// Returns how a failed read of the content is reported.
@@ -95,9 +99,10 @@ impl Content {
 
     pub(crate) fn name(&self) -> PathBuf {
         match self {
-            Self::Path(path) => path.to_path_buf(),
+            Self::Path(file) => file.path().to_path_buf(),
             Self::Live(file) => file.path().to_path_buf(),
             Self::Member(member) => member.name(),
+            Self::Open(_, path) => path.to_path_buf(),
             Self::Range(..) | Self::Spans(..) => PathBuf::from("part of an open file"),
             Self::Overlay(_) => PathBuf::from("its content"),
             Self::Bytes(_) => PathBuf::from("file in memory"),

@@ -35,9 +35,9 @@ fn with_dots<'a, T>(
 }
 
 impl DirShape {
-    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a Vec<u8>>, block_bytes: usize) -> Self {
+    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a [u8]>, block_bytes: usize) -> Self {
         let mut shape = Self { counts: vec![0], last_bytes: 0, block_bytes };
-        for (name, ()) in with_dots(names.map(|name| (name.as_slice(), ())), (), ()) {
+        for (name, ()) in with_dots(names.map(|name| (name, ())), (), ()) {
             let bytes = Dirent::SIZE + name.len();
             if shape.last_bytes + bytes > block_bytes {
                 shape.counts.push(0);

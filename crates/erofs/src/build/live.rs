@@ -1,27 +1,31 @@
 //! Files that may change between the scan of their directory and the end of the build.
 //!
 //! ```text
-//! cannot be opened, nothing read yet      left out of the image
-//! cannot be opened, or ends early         the rest is zeros
-//! differs when the image is verified      not a difference if the file has changed since the scan
+//! cannot be opened, nothing read yet   left out of the image
+//! cannot be opened, or ends early      the rest is zeros
+//! differs when the image is verified   not a difference if the file has changed since the scan
+//!
+//! A file that replaced the one that the scan found cannot be opened.
 //! ```
 
-use std::fs::{File, Metadata};
 use std::io;
 use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use rustix::fs::Statx;
 use rustix::io::Errno;
 
+use super::found::is_replaced;
 use super::holes::{self, ReadContent};
 use super::place::SourcePath;
+use super::source_file::SourceFile;
 
 /// A file of the operating system whose changes are recorded instead of failing the build.
 #[derive(Clone, Debug)]
 pub struct LiveFile {
-    path: SourcePath,
+    file: SourceFile,
     seen: Arc<Seen>,
 }
 
@@ -41,6 +45,8 @@ pub(crate) enum State {
     Read,
     /// It could not be opened any more, and none of it was read.
     Gone,
+    /// Another file was in its place, and none of it was read.
+    Replaced,
     /// It ended early, and was padded with zeros.
     Shorter,
     /// It changed before it could be verified.
@@ -55,18 +61,20 @@ pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
 }
 
 impl LiveFile {
-    pub(crate) fn new(path: SourcePath, metadata: &Metadata) -> Self {
-        let seen = Seen { state: AtomicU8::new(State::Unread as u8), ctime: (metadata.ctime(), metadata.ctime_nsec()) };
-        Self { path, seen: Arc::new(seen) }
+    pub(crate) fn new(file: SourceFile, metadata: &Statx) -> Self {
+        let changed = metadata.stx_ctime;
+        let ctime = (changed.tv_sec, changed.tv_nsec.into());
+        let seen = Seen { state: AtomicU8::new(State::Unread as u8), ctime };
+        Self { file, seen: Arc::new(seen) }
     }
 
     pub(crate) fn path(&self) -> &SourcePath {
-        &self.path
+        self.file.path()
     }
 
     pub(crate) fn state(&self) -> State {
         let state = self.seen.state.load(Ordering::Relaxed);
-        [State::Read, State::Gone, State::Shorter, State::Changed]
+        [State::Read, State::Gone, State::Replaced, State::Shorter, State::Changed]
             .into_iter()
             .find(|known| *known as u8 == state)
             .unwrap_or(State::Unread)
@@ -80,18 +88,15 @@ impl LiveFile {
         from.iter().any(turn)
     }
 
-    fn open(&self) -> io::Result<File> {
-        File::open(self.path.reach()?)
-    }
-
     /// Reads like [`Content::read`](super::Content::read). Content that the file lacks reads as
     /// zeros.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
-        let file = match self.open() {
+        let file = match self.file.open() {
             Ok(file) => file,
             Err(error) if is_exhaustion(&error) => return Err(error),
-            Err(_) => {
-                if !self.turn(&[State::Unread], State::Gone) {
+            Err(error) => {
+                let fate = if is_replaced(&error) { State::Replaced } else { State::Gone };
+                if !self.turn(&[State::Unread], fate) {
                     self.turn(&[State::Read], State::Shorter);
                 }
                 return Ok(ReadContent::Zeros);
@@ -135,18 +140,18 @@ impl LiveFile {
             at = data.end;
             each(data).inspect_err(|_| is_ours = false)
         };
-        let done = self.open().and_then(|file| holes::each_data(&file, range.clone(), &mut counted));
+        let done = self.file.open().and_then(|file| holes::each_data(&file, range.clone(), &mut counted));
         if done.is_err() && is_ours && at < range.end { each(at..range.end) } else { done }
     }
 
     /// Reads to verify what was read before.
     pub(crate) fn read_again(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
-        holes::read(&self.open()?, offset, len, bytes)
+        holes::read(&self.file.open()?, offset, len, bytes)
     }
 
     /// Returns whether the file has changed since the scan, and records it.
     pub(crate) fn has_changed(&self) -> bool {
-        let metadata = self.open().and_then(|file| file.metadata());
+        let metadata = self.file.open().and_then(|file| file.metadata());
         let is_same = metadata.is_ok_and(|metadata| (metadata.ctime(), metadata.ctime_nsec()) == self.seen.ctime);
         if !is_same {
             self.turn(&[State::Unread, State::Read], State::Changed);

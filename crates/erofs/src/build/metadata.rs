@@ -1,6 +1,5 @@
 //! Writes inodes, directories and the superblock after the data.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,6 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::data::{Data, FileData};
 use super::directory::Target;
 use super::indexes::{IndexForm, whole_fragment};
+use super::inline::inline_bytes;
 use super::options::{BuildOptions, Fragments};
 use super::placer::Placer;
 use super::plan::{InodePlan, Plan};
@@ -21,11 +21,6 @@ use crate::format::{
     SUPER_MAGIC, SUPER_OFFSET, SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat,
     mode,
 };
-
-/// The number of inodes that are placed together, the longest first, so that shorter ones fill the
-/// gaps in blocks. Few enough that the inodes of a directory, which are read together, stay close
-/// together.
-const PLACED_TOGETHER: usize = 256;
 
 /// An inode's layout and the data that follows it, except for bytes that depend on nids.
 struct Record {
@@ -79,7 +74,8 @@ pub(crate) fn write(
 
     let meta_start = u64::from(next_block) * block;
     let packed = data.packed.take().map(|(size, stored)| file_record(&plan, size, Some(stored)));
-    let Places { offsets, packed_at, image_bytes } = places(&plan, block, meta_start, &records, packed.as_ref());
+    let Places { offsets, packed_at, placed_bytes, image_bytes } =
+        places(&plan, block, meta_start, &records, packed.as_ref());
     let blocks = u32::try_from(image_bytes / block).ok().filter(|blocks| *blocks <= plan.devices.limit());
     let blocks = blocks.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
 
@@ -165,6 +161,7 @@ pub(crate) fn write(
         inodes,
         file_bytes: file_bytes(tree, &plan),
         data_bytes: data.data_bytes,
+        inode_bytes: placed_bytes,
         shared_blocks: data.shared_blocks,
         files_with_extents,
     })
@@ -175,6 +172,8 @@ struct Places {
     offsets: HashMap<NodeId, u64>,
     /// The offset of the packed inode; 0 if there is none.
     packed_at: u64,
+    /// Bytes of all inodes but the root and the packed one, with the gaps after the data.
+    placed_bytes: u64,
     image_bytes: u64,
 }
 
@@ -201,15 +200,15 @@ fn places(
     let back = align(meta_start + plan.shared_xattrs.len() as u64, SLOT);
     let mut placer = Placer::new(block, front..plan.front_bytes, back);
     let mut wants: Vec<(NodeId, u64, u64)> = wants.collect();
-    for near in wants.chunks_mut(PLACED_TOGETHER) {
-        near.sort_by_key(|(_, len, _)| Reverse(*len));
-        for (id, len, tail) in near {
-            offsets.insert(*id, placer.place(*len, *tail));
-        }
-    }
+    let mut in_front = 0;
+    placer.place_all(&mut wants, |id, at, len| {
+        in_front += if at < back { align(len, SLOT) } else { 0 };
+        offsets.insert(*id, at);
+    });
+    let placed_bytes = in_front + placer.end() - back;
     let packed_at =
         packed.map_or(0, |record| placer.place(record.bytes(InodeExtended::SIZE as u64), record.tail.len() as u64));
-    Places { offsets, packed_at, image_bytes: placer.end().next_multiple_of(block) }
+    Places { offsets, packed_at, placed_bytes, image_bytes: placer.end().next_multiple_of(block) }
 }
 
 /// Returns the packed inode, which no directory refers to.
@@ -311,7 +310,7 @@ fn record(
                 let end = plan.root_at() + inode.header_bytes();
                 end % block + tail <= block && end + tail <= plan.front_bytes
             } else {
-                inode.header_bytes() + tail <= block
+                inline_bytes(inode.header_bytes(), size, block) == tail
             };
             if tail > 0 && fits {
                 let record = Record::flat(DataLayout::FlatInline, size, *next_block, vec![0; tail as usize]);
@@ -324,7 +323,7 @@ fn record(
         }
         NodeKind::Symlink(target) => {
             let size = target.len() as u64;
-            if inode.header_bytes() + size <= block {
+            if inline_bytes(inode.header_bytes(), size, block) == size {
                 return Record::flat(DataLayout::FlatInline, size, NULL_ADDR, target.clone());
             }
             let record = Record::flat(DataLayout::FlatPlain, size, *next_block, Vec::new());

@@ -1,11 +1,17 @@
 //! Placement of metadata.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use crate::format::SLOT;
 
 /// The page size of most machines.
 const PAGE: u64 = 4096;
+
+/// The number of inodes that are placed together, the longest first, so that shorter ones fill the
+/// gaps in blocks. Few enough that the inodes of a directory, which are read together, stay close
+/// together.
+const PLACED_TOGETHER: usize = 256;
 
 /// Allocates ranges of the image, aligned to inode slots.
 ///
@@ -37,6 +43,17 @@ impl Placer {
         let start = start.next_multiple_of(SLOT);
         if start + SLOT <= end {
             self.holes.insert((end - start, start));
+        }
+    }
+
+    /// Allocates the ranges of inodes, each with its length and its tail's, and calls `placed` with
+    /// each one's offset and length.
+    pub(crate) fn place_all<T>(&mut self, wants: &mut [(T, u64, u64)], mut placed: impl FnMut(&T, u64, u64)) {
+        for near in wants.chunks_mut(PLACED_TOGETHER) {
+            near.sort_by_key(|(_, len, _)| Reverse(*len));
+            for (which, len, tail) in near {
+                placed(which, self.place(*len, *tail), *len);
+            }
         }
     }
 

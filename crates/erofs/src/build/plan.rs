@@ -1,12 +1,13 @@
 //! The plan of an image before its data is written: the order of the inodes and their sizes, except
 //! for data.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use super::choices::Choices;
 use super::devices::Devices;
 use super::directory::DirShape;
 use super::indexes::IndexStyle;
+use super::inode_times::{InodeNumbers, InodeTimes};
 use super::options::{BuildOptions, Fragments, Indexes};
 use super::prefixes::Prefixes;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
@@ -59,26 +60,25 @@ impl InodePlan {
 impl Plan {
     pub(crate) fn new(tree: &Tree, options: &BuildOptions) -> Result<Self> {
         let visits = tree.walk();
-        let time = most_frequent_time(tree, &visits);
         let all_xattrs = visits.iter().flat_map(|visit| &tree.node(visit.id).xattrs);
         let prefixes = Prefixes::new(&options.xattr_prefixes, all_xattrs);
         let (shared_xattrs, ids) = share_xattrs(tree, &visits, &prefixes);
         let mut inodes = HashMap::with_capacity(visits.len());
+        let mut times = InodeTimes::default();
         for visit in &visits {
             let node = tree.node(visit.id);
             let directory = match &node.kind {
-                NodeKind::Directory(names) => Some(DirShape::new(names.keys(), options.block_bytes as usize)),
+                NodeKind::Directory(names) => {
+                    Some(DirShape::new(names.keys().map(Vec::as_slice), options.block_bytes as usize))
+                }
                 _ => None,
             };
             let size = match &node.kind {
                 NodeKind::Regular { size, .. } => *size,
                 _ => directory.as_ref().map_or(0, DirShape::bytes),
             };
-            let extended = (node.mtime_s, node.mtime_nsec) != time
-                || node.uid > u32::from(u16::MAX)
-                || node.gid > u32::from(u16::MAX)
-                || visit.nlink > u32::from(u16::MAX)
-                || size > u64::from(u32::MAX);
+            let are_compact = InodeNumbers { uid: node.uid, gid: node.gid, nlink: visit.nlink, size }.are_compact();
+            times.add((node.mtime_s, node.mtime_nsec), are_compact);
             let refuse = |what| Error::Source { path: tree.name_of(visit.id), what };
             if let NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) = node.kind
                 && (major > MAX_MAJOR || minor > MAX_MINOR)
@@ -88,7 +88,12 @@ impl Plan {
                 )));
             }
             let xattrs = encode_xattrs(&node.xattrs, &ids, &prefixes).map_err(refuse)?;
-            inodes.insert(visit.id, InodePlan { extended, xattrs, directory });
+            inodes.insert(visit.id, InodePlan { extended: !are_compact, xattrs, directory });
+        }
+        let time = times.of_image();
+        for (id, inode) in &mut inodes {
+            let node = tree.node(*id);
+            inode.extended |= (node.mtime_s, node.mtime_nsec) != time;
         }
         let choices = Choices::new(tree, options);
         let configs = choices.configs();
@@ -120,7 +125,7 @@ impl Plan {
         self.inodes.retain(|id, _| !gone.contains(id));
         for (id, inode) in &mut self.inodes {
             if let NodeKind::Directory(names) = &tree.node(*id).kind {
-                inode.directory = Some(DirShape::new(names.keys(), options.block_bytes as usize));
+                inode.directory = Some(DirShape::new(names.keys().map(Vec::as_slice), options.block_bytes as usize));
             }
         }
     }
@@ -172,17 +177,4 @@ impl Plan {
             compact: options.indexes != Indexes::Full,
         }
     }
-}
-
-/// Returns the most frequent modification time; the earliest if there are several.
-fn most_frequent_time(tree: &Tree, visits: &[Visit]) -> (i64, u32) {
-    let mut counts: BTreeMap<(i64, u32), usize> = BTreeMap::new();
-    for visit in visits {
-        let node = tree.node(visit.id);
-        *counts.entry((node.mtime_s, node.mtime_nsec)).or_default() += 1;
-    }
-    counts
-        .iter()
-        .max_by_key(|((s, nsec), count)| (**count, std::cmp::Reverse((*s, *nsec))))
-        .map_or((0, 0), |(time, _)| *time)
 }

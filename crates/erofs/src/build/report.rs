@@ -12,6 +12,8 @@ pub struct BuildReport {
     pub file_bytes: u64,
     /// The size in bytes of the blocks with file data.
     pub data_bytes: u64,
+    /// Bytes of all inodes but the root, with what is stored behind them and the gaps between them.
+    pub inode_bytes: u64,
     /// The number of blocks that were not stored because an equal one exists.
     pub shared_blocks: u64,
     /// The number of files with encoded extents. If there is one, Linux mounts the image from

@@ -160,11 +160,12 @@ mod tests {
         for at in [1 << 40, (1 << 40) + 300_000, 5 << 40] {
             file.write_all_at(&[1; 100], at).unwrap();
         }
-        let runs = find(&Content::Path(path.as_path().into()), size, 4096, size).unwrap().unwrap();
+        let content = Content::Open(Arc::new(File::open(&path).unwrap()), path.as_path().into());
+        let runs = find(&content, size, 4096, size).unwrap().unwrap();
         assert_eq!(runs.len(), 3);
         assert!(runs.iter().all(|run| run.end - run.start == 4096));
         file.set_len(4 << 40).unwrap();
-        let error = find(&Content::Path(path.as_path().into()), size, 4096, size).unwrap_err();
+        let error = find(&content, size, 4096, size).unwrap_err();
         assert!(error.to_string().contains("truncated"), "{error}");
     }
 }

@@ -1,23 +1,24 @@
 //! Scans a directory of the operating system into a tree.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::OsStr;
-use std::fs::{self, DirEntry, File, Metadata};
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, openat, readlinkat};
+use rustix::io::Errno;
 
 use super::content::Content;
+use super::found::{Found, device_of, is_replaced, kind_of, metadata, metadata_at};
 use super::layer::Layer;
 use super::live::{LiveFile, is_exhaustion};
 use super::place::SourcePath;
 use super::reach::{Reached, STEP};
 use super::scan_options::{ScanOptions, Verdict};
+use super::source_file::SourceFile;
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::{WarningKind, Warnings};
 use super::xattrs::unstorable;
@@ -42,30 +43,22 @@ impl Layer {
     /// # Errors
     /// The errors of [`Tree::scan`].
     pub fn scan(root: &Path, options: &ScanOptions) -> Result<Self> {
-        let metadata = fs::metadata(root).map_err(Error::io(root.display().to_string()))?;
-        if !metadata.is_dir() {
+        let metadata = metadata(root).map_err(Error::io(root.display().to_string()))?;
+        if kind_of(&metadata) != FileType::Directory {
             return Err(Error::Source { path: root.to_owned(), what: "not a directory".to_owned() });
         }
-        let place = SourcePath::from(root);
-        let device = metadata.dev();
-        let mut scanner = Scanner {
-            root,
-            device,
-            options,
-            warnings: Warnings::default(),
-            anchors: 0,
-            recent: VecDeque::new(),
-            links: HashMap::new(),
-        };
-        let top = scanner.node_of(&place, root, &metadata)?;
+        let mut scanner = Scanner::new(root, &metadata, options);
+        let found = PendingDirectory::root(root, &metadata);
+        let here = scanner.enter(&found)?;
+        let top = scanner.node_of(&found.place, &here, ROOT.as_ref(), &metadata)?;
         let mut layer = Self::new(Tree::of_origin(top, Origin::Directory(root.to_owned())));
         let top = layer.tree.root();
         layer.take_in(top, options);
-        let mut stack = vec![PendingDirectory { place, id: top, depth: 0, parent: None }];
+        let mut stack = vec![PendingDirectory { id: top, ..found }];
         while let Some(found) = stack.pop() {
-            let listed = scanner.enter(&found).and_then(|here| Ok((scanner.list(&found.place, &here)?, here)));
+            let listed = scanner.enter(&found).and_then(|here| Ok((here.names(&found.place)?, here)));
             match listed {
-                Ok((entries, here)) => scanner.add(&mut layer, &found, &here, entries, &mut stack)?,
+                Ok((names, here)) => scanner.add(&mut layer, &found, &here, names, &mut stack)?,
                 Err(error) => match &found.parent {
                     Some((parent, name)) if scanner.skips(&error) => {
                         if let Some(names) = layer.tree.names_mut(*parent) {
@@ -84,12 +77,48 @@ impl Layer {
 /// A directory to be listed.
 struct PendingDirectory {
     place: SourcePath,
+    found: Found,
     id: NodeId,
     /// The number of names below the root.
     depth: usize,
     /// The parent and the name in it.
     parent: Option<(NodeId, Vec<u8>)>,
 }
+
+impl PendingDirectory {
+    fn root(path: &Path, metadata: &Statx) -> Self {
+        Self { place: path.into(), found: Found::of(metadata), id: NodeId(0), depth: 0, parent: None }
+    }
+}
+
+/// A directory that a scan has found, opened.
+struct OpenDirectory {
+    directory: OwnedFd,
+    path: Reached,
+}
+
+impl OpenDirectory {
+    /// Returns the names in it.
+    fn names(&self, place: &SourcePath) -> Result<Vec<OsString>> {
+        let mut buf = Vec::with_capacity(LISTING_BYTES);
+        let mut entries = RawDir::new(&self.directory, buf.spare_capacity_mut());
+        let mut names = Vec::new();
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|error| listing(place, error.into()))?;
+            let name = entry.file_name().to_bytes();
+            if ![b".", &b".."[..]].contains(&name) {
+                names.push(OsStr::from_bytes(name).to_owned());
+            }
+        }
+        Ok(names)
+    }
+}
+
+/// The memory for a part of a directory's names, in bytes. The same as in libc.
+const LISTING_BYTES: usize = 32 << 10;
+
+/// The root directory's name in itself.
+const ROOT: &str = ".";
 
 /// The text before the path in an error of listing a directory.
 const LISTING: &str = "listing ";
@@ -117,25 +146,40 @@ struct Scanner<'a> {
     links: HashMap<(u64, u64), NodeId>,
 }
 
-impl Scanner<'_> {
+impl<'a> Scanner<'a> {
+    fn new(root: &'a Path, metadata: &Statx, options: &'a ScanOptions) -> Self {
+        Self {
+            root,
+            device: device_of(metadata),
+            options,
+            warnings: Warnings::default(),
+            anchors: 0,
+            recent: VecDeque::new(),
+            links: HashMap::new(),
+        }
+    }
+
     /// Returns whether to skip a file after this error. Adds a warning if so.
     fn skips(&mut self, error: &Error) -> bool {
-        use rustix::io::Errno;
         let Error::Io { what, source } = error else { return false };
-        let Some(errno) = Errno::from_io_error(source) else { return false };
         if !self.options.skip_unreadable || is_exhaustion(source) {
             return false;
         }
-        if matches!(errno, Errno::NOENT | Errno::STALE) {
-            self.warnings.add(WarningKind::Vanished, || what.strip_prefix(LISTING).unwrap_or(what).to_owned());
-        } else {
-            self.warnings.add(WarningKind::Unreadable, || format!("{what}: {source}"));
-        }
+        let kind = match Errno::from_io_error(source) {
+            _ if is_replaced(source) => WarningKind::Replaced,
+            Some(Errno::NOENT | Errno::STALE) => WarningKind::Vanished,
+            Some(_) => {
+                self.warnings.add(WarningKind::Unreadable, || format!("{what}: {source}"));
+                return true;
+            }
+            None => return false,
+        };
+        self.warnings.add(kind, || what.strip_prefix(LISTING).unwrap_or(what).to_owned());
         true
     }
 
-    /// Makes a directory accessible: by its path or, if that is long, from its parent.
-    fn enter(&mut self, found: &PendingDirectory) -> Result<Reached> {
+    /// Opens a directory: by its path or, if that is long, from its parent.
+    fn enter(&mut self, found: &PendingDirectory) -> Result<OpenDirectory> {
         let place = &found.place;
         if place.is_far() && self.anchors < MOST_ANCHORS {
             self.anchors += 1;
@@ -163,12 +207,13 @@ impl Scanner<'_> {
             recent.push_back((found.id, Arc::clone(&directory)));
             Ok(Reached::directory(directory))
         };
-        open(&mut self.recent).map_err(|error| listing(place, error))
-    }
-
-    /// Lists a directory.
-    fn list(&self, place: &SourcePath, here: &Reached) -> Result<Vec<DirEntry>> {
-        fs::read_dir(here).and_then(Iterator::collect).map_err(|error| listing(place, error))
+        let opened = open(&mut self.recent).and_then(|path| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let directory = openat(CWD, path.as_ref(), flags, Mode::empty())?;
+            found.found.expect(&directory, FileType::Directory)?;
+            Ok(OpenDirectory { directory, path })
+        });
+        opened.map_err(|error| listing(place, error))
     }
 
     /// Adds a directory's entries. Pushes subdirectories to `stack`.
@@ -176,12 +221,11 @@ impl Scanner<'_> {
         &mut self,
         layer: &mut Layer,
         found: &PendingDirectory,
-        here: &Reached,
-        entries: Vec<DirEntry>,
+        here: &OpenDirectory,
+        names: Vec<OsString>,
         stack: &mut Vec<PendingDirectory>,
     ) -> Result<()> {
-        for entry in entries {
-            let name = entry.file_name();
+        for name in names {
             let below = || {
                 let path = found.place.join(name.clone()).to_path_buf();
                 path.strip_prefix(self.root).unwrap_or(&path).as_os_str().as_bytes().to_vec()
@@ -189,7 +233,7 @@ impl Scanner<'_> {
             if self.options.excludes_at(found.depth + 1, name.as_bytes(), below) {
                 continue;
             }
-            match self.add_file(layer, found, here.as_ref(), &entry) {
+            match self.add_file(layer, found, here, name) {
                 Ok(directory) => stack.extend(directory),
                 Err(error) if self.skips(&error) => {}
                 Err(error) => return Err(error),
@@ -203,16 +247,15 @@ impl Scanner<'_> {
         &mut self,
         layer: &mut Layer,
         above: &PendingDirectory,
-        reached: &Path,
-        entry: &DirEntry,
+        here: &OpenDirectory,
+        name: OsString,
     ) -> Result<Option<PendingDirectory>> {
-        let name = entry.file_name();
         let shown = || above.place.join(name.clone()).to_path_buf();
         let with_path = |error| Error::io(shown().display().to_string())(error);
-        let (above_reached, reached) = (reached, reached.join(&name));
-        let metadata = entry.metadata().map_err(with_path)?;
+        let metadata = metadata_at(&here.directory, Path::new(&name), AtFlags::SYMLINK_NOFOLLOW).map_err(with_path)?;
+        let (kind, identity) = (kind_of(&metadata), Found::of(&metadata));
         if let Some(image) = &self.options.image {
-            match image.verdict(above_reached, &name, &metadata).map_err(with_path)? {
+            match image.verdict(&here.directory, &name, &metadata).map_err(with_path)? {
                 Verdict::Take => {}
                 Verdict::Skip => return Ok(None),
                 Verdict::Refuse => {
@@ -221,79 +264,88 @@ impl Scanner<'_> {
                 }
             }
         }
-        let shared = metadata.nlink() > 1 && !metadata.is_dir();
-        let inode = (metadata.dev(), metadata.ino());
+        let shared = metadata.stx_nlink > 1 && kind != FileType::Directory;
+        let inode = (device_of(&metadata), metadata.stx_ino);
         if let Some(node) = self.links.get(&inode).filter(|_| shared) {
             layer.tree.link(above.id, name.as_bytes(), *node)?;
             return Ok(None);
         }
-        if self.options.skip_unreadable && metadata.is_file() {
-            File::open(&reached).map_err(with_path)?;
+        if self.options.skip_unreadable && kind == FileType::RegularFile {
+            identity.open(&here.directory, Path::new(&name)).map_err(with_path)?;
         }
         let place = above.place.join(name.clone());
-        let node = self.node_of(&place, &reached, &metadata)?;
+        let node = self.node_of(&place, here, Path::new(&name), &metadata)?;
         let id = layer.tree.add(above.id, name.as_bytes(), node)?;
         layer.take_in(id, self.options);
         if shared {
             self.links.insert(inode, id);
         }
-        let is_listed = metadata.is_dir() && (!self.options.one_file_system || metadata.dev() == self.device);
+        let is_listed = kind == FileType::Directory && (!self.options.one_file_system || inode.0 == self.device);
         Ok(is_listed.then(|| PendingDirectory {
             place,
+            found: identity,
             id,
             depth: above.depth + 1,
             parent: Some((above.id, name.into_vec())),
         }))
     }
 
-    /// Builds the node of the file at `path`, which the system finds at `reached`.
-    fn node_of(&mut self, path: &SourcePath, reached: &Path, metadata: &Metadata) -> Result<Node> {
-        let kind = metadata.file_type();
-        let device = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-        let kind = if kind.is_dir() {
-            NodeKind::Directory(Default::default())
-        } else if kind.is_file() {
-            let content = match self.options.skip_unreadable {
-                true => Content::Live(LiveFile::new(path.clone(), metadata)),
-                false => Content::Path(path.clone()),
-            };
-            NodeKind::Regular { content, size: metadata.size() }
-        } else if kind.is_symlink() {
-            let target =
-                fs::read_link(reached).map_err(|error| Error::io(path.to_path_buf().display().to_string())(error))?;
-            NodeKind::Symlink(target.into_os_string().into_vec())
-        } else if kind.is_char_device() {
-            NodeKind::CharDevice(device.0, device.1)
-        } else if kind.is_block_device() {
-            NodeKind::BlockDevice(device.0, device.1)
-        } else if kind.is_fifo() {
-            NodeKind::Fifo
-        } else {
-            NodeKind::Socket
+    /// Builds the node of the file at `path`, which is `name` in a directory.
+    fn node_of(&mut self, path: &SourcePath, here: &OpenDirectory, name: &Path, metadata: &Statx) -> Result<Node> {
+        let device = (metadata.stx_rdev_major, metadata.stx_rdev_minor);
+        let kind = match kind_of(metadata) {
+            FileType::Directory => NodeKind::Directory(Default::default()),
+            FileType::RegularFile => {
+                let file = SourceFile::new(path.clone(), Found::of(metadata));
+                let content = match self.options.skip_unreadable {
+                    true => Content::Live(LiveFile::new(file, metadata)),
+                    false => Content::Path(file),
+                };
+                NodeKind::Regular { content, size: metadata.stx_size }
+            }
+            FileType::Symlink => {
+                let target = readlinkat(&here.directory, name, Vec::new())
+                    .map_err(|error| Error::io(path.to_path_buf().display().to_string())(error.into()))?;
+                NodeKind::Symlink(target.into_bytes())
+            }
+            FileType::CharacterDevice => NodeKind::CharDevice(device.0, device.1),
+            FileType::BlockDevice => NodeKind::BlockDevice(device.0, device.1),
+            FileType::Fifo => NodeKind::Fifo,
+            _ => NodeKind::Socket,
         };
         Ok(Node {
             kind,
-            permissions: (metadata.mode() & 0o7777) as u16,
-            uid: metadata.uid(),
-            gid: metadata.gid(),
-            mtime_s: metadata.mtime(),
-            mtime_nsec: metadata.mtime_nsec() as u32,
-            xattrs: self.xattrs_of(path, reached)?,
+            permissions: metadata.stx_mode & 0o7777,
+            uid: metadata.stx_uid,
+            gid: metadata.stx_gid,
+            mtime_s: metadata.stx_mtime.tv_sec,
+            mtime_nsec: metadata.stx_mtime.tv_nsec,
+            xattrs: self
+                .xattrs_of(path, here, name, metadata)
+                .map_err(|error| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error))?,
         })
     }
 
     /// Reads a file's xattrs whose names have a prefix that EROFS supports. Others, which only
     /// their own file system understands, are skipped with a warning.
-    fn xattrs_of(&mut self, path: &SourcePath, reached: &Path) -> Result<Vec<Xattr>> {
-        let failed =
-            |error: rustix::io::Errno| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error.into());
-        let names = match sized(|buf| rustix::fs::llistxattr(reached, buf)) {
-            Ok(names) => names,
-            Err(rustix::io::Errno::NOTSUP) => return Ok(Vec::new()),
-            Err(error) => return Err(failed(error)),
-        };
+    fn xattrs_of(
+        &mut self,
+        path: &SourcePath,
+        here: &OpenDirectory,
+        name: &Path,
+        metadata: &Statx,
+    ) -> io::Result<Vec<Xattr>> {
+        // Most files have none, whatever is at the path now.
+        match rustix::fs::llistxattr_query(here.path.as_ref().join(name)) {
+            Ok(0) | Err(Errno::NOTSUP) => return Ok(Vec::new()),
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let file = openat(&here.directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        Found::of(metadata).expect(&file, kind_of(metadata))?;
+        let reached = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let mut xattrs = Vec::new();
-        for name in names.split(|byte| *byte == 0) {
+        for name in sized(|buf| rustix::fs::listxattr(&reached, buf))?.split(|byte| *byte == 0) {
             if name.is_empty() {
                 continue;
             }
@@ -305,7 +357,7 @@ impl Scanner<'_> {
                 }
                 continue;
             }
-            let value = sized(|buf| rustix::fs::lgetxattr(reached, OsStr::from_bytes(name), buf)).map_err(failed)?;
+            let value = sized(|buf| rustix::fs::getxattr(&reached, OsStr::from_bytes(name), buf))?;
             xattrs.push(Xattr { name: name.to_vec(), value });
         }
         Ok(xattrs)
@@ -322,7 +374,7 @@ fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix
                 buf.truncate(len);
                 return Ok(buf);
             }
-            Err(rustix::io::Errno::RANGE) if buf.len() < 1 << 16 => buf.resize(buf.len() * 4, 0),
+            Err(Errno::RANGE) if buf.len() < 1 << 16 => buf.resize(buf.len() * 4, 0),
             Err(error) => return Err(error),
         }
     }
@@ -330,6 +382,8 @@ fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Files and directories that vanish after their names were read.
@@ -343,22 +397,13 @@ mod tests {
                 fs::create_dir(root.join(format!("{name}-directory"))).unwrap();
             }
             let options = ScanOptions { skip_unreadable, ..ScanOptions::default() };
-            let metadata = fs::metadata(root).unwrap();
-            let mut scanner = Scanner {
-                root,
-                device: metadata.dev(),
-                options: &options,
-                warnings: Warnings::default(),
-                anchors: 0,
-                recent: VecDeque::new(),
-                links: HashMap::new(),
-            };
-            let place = SourcePath::from(root);
-            let top = scanner.node_of(&place, root, &metadata).unwrap();
-            let mut layer = Layer::new(Tree::of_origin(top, Origin::None));
-            let found = PendingDirectory { place, id: layer.tree.root(), depth: 0, parent: None };
+            let metadata = metadata(root).unwrap();
+            let mut scanner = Scanner::new(root, &metadata, &options);
+            let found = PendingDirectory::root(root, &metadata);
             let here = scanner.enter(&found).unwrap();
-            let entries = scanner.list(&found.place, &here).unwrap();
+            let top = scanner.node_of(&found.place, &here, ROOT.as_ref(), &metadata).unwrap();
+            let mut layer = Layer::new(Tree::of_origin(top, Origin::None));
+            let entries = here.names(&found.place).unwrap();
             fs::remove_file(root.join("vanishes")).unwrap();
             fs::remove_dir(root.join("vanishes-directory")).unwrap();
             let mut stack = Vec::new();
@@ -373,10 +418,49 @@ mod tests {
             assert_eq!((warning.kind, warning.count), (WarningKind::Vanished, 2));
             // One that vanishes before it is listed.
             fs::remove_dir(root.join("stays-directory")).unwrap();
-            let error = scanner.list(&stack[0].place, &stack[0].place.reach().unwrap()).unwrap_err();
+            let error = scanner.enter(&stack[0]).err().unwrap();
             assert!(scanner.skips(&error));
             let named = scanner.warnings.list()[0].examples.last().cloned();
             assert_eq!(named, Some(root.join("stays-directory").display().to_string()));
+        }
+    }
+
+    /// A directory that is replaced by a link, or by another directory, before it is listed.
+    #[test]
+    fn the_scan_lists_no_directory_that_replaced_another() {
+        for is_link in [true, false] {
+            for skip_unreadable in [true, false] {
+                let folder = tempfile::tempdir().unwrap();
+                let (root, secret) = (folder.path().join("tree"), folder.path().join("secret"));
+                for directory in [&root.join("one"), &secret] {
+                    fs::create_dir_all(directory).unwrap();
+                }
+                fs::write(secret.join("file"), "secret").unwrap();
+                let options = ScanOptions { skip_unreadable, ..ScanOptions::default() };
+                let metadata = metadata(&root).unwrap();
+                let mut scanner = Scanner::new(&root, &metadata, &options);
+                let top = PendingDirectory::root(&root, &metadata);
+                let here = scanner.enter(&top).unwrap();
+                let mut layer = Layer::new(Tree::of_origin(
+                    scanner.node_of(&top.place, &here, ROOT.as_ref(), &metadata).unwrap(),
+                    Origin::None,
+                ));
+                let mut stack = Vec::new();
+                let names = here.names(&top.place).unwrap();
+                scanner.add(&mut layer, &top, &here, names, &mut stack).unwrap();
+                fs::rename(root.join("one"), folder.path().join("moved")).unwrap();
+                if is_link {
+                    std::os::unix::fs::symlink(&secret, root.join("one")).unwrap();
+                } else {
+                    fs::rename(&secret, root.join("one")).unwrap();
+                }
+                let error = scanner.enter(&stack[0]).err().unwrap();
+                let name = root.join("one").display().to_string();
+                assert_eq!(error.to_string(), format!("listing {name}: was replaced while it was packed"));
+                assert_eq!(scanner.skips(&error), skip_unreadable);
+                let named = scanner.warnings.list().pop().map(|warning| (warning.kind, warning.examples));
+                assert_eq!(named, skip_unreadable.then(|| (WarningKind::Replaced, vec![name])));
+            }
         }
     }
 }

@@ -3,10 +3,14 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::fs::{AtFlags, Statx};
+
 use super::acl;
+use super::found::{device_of, metadata_at};
 use super::ids::IdMap;
 use super::patterns::{self, applies};
 use super::tree::Node;
@@ -77,14 +81,15 @@ impl ImageFile {
         Ok(Self { replaced: true, ..Self::at(path)? })
     }
 
-    /// Returns what to do with an entry of the directory at `directory`.
-    pub(super) fn verdict(&self, directory: &Path, name: &OsString, metadata: &fs::Metadata) -> io::Result<Verdict> {
+    /// Returns what to do with an entry of an open directory.
+    pub(super) fn verdict(&self, directory: impl AsFd, name: &OsString, metadata: &Statx) -> io::Result<Verdict> {
+        let inode_of = |metadata: &Statx| (device_of(metadata), metadata.stx_ino);
         if inode_of(metadata) != self.inode {
             return Ok(Verdict::Take);
         }
         if let Some((place, own)) = &self.entry
             && own == name
-            && inode_of(&fs::metadata(directory)?) == *place
+            && inode_of(&metadata_at(directory, Path::new(""), AtFlags::EMPTY_PATH)?) == *place
         {
             return Ok(Verdict::Skip);
         }

@@ -380,6 +380,12 @@ impl Stack {
             Some(lower) if self.is_symlink(lower) && upper.is_undescribed(id) => {
                 work.redirected.push_back(Redirected { directory: target, name, upper: id });
             }
+            // There is nothing to delete below a file.
+            Some(lower)
+                if upper.is_lower(lower)
+                    && !self.is_directory(lower)
+                    && !self.is_whiteout(upper, lower)
+                    && self.only_deletes(upper, id) => {}
             lower => {
                 // There may be a directory below all layers.
                 if self.keeps && (lower.is_some() || deleted.contains_key(&name)) {
@@ -393,6 +399,26 @@ impl Stack {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a layer has a directory only to delete files in it.
+    fn only_deletes(&self, upper: &Upper, directory: NodeId) -> bool {
+        let mut stack = vec![directory];
+        while let Some(directory) = stack.pop() {
+            let NodeKind::Directory(names) = &self.tree.node(directory).kind else { return false };
+            if !upper.is_undescribed(directory) {
+                return false;
+            }
+            for (name, id) in names {
+                match Meaning::of(name) {
+                    Meaning::Whiteout(_) | Meaning::Nothing => {}
+                    Meaning::Name if self.is_whiteout(upper, *id) => {}
+                    Meaning::Name => stack.push(*id),
+                    Meaning::Opaque => return false,
+                }
+            }
+        }
+        true
     }
 
     /// Removes whiteouts in opaque directories and below them. They hide nothing, and Linux lists the

@@ -1,6 +1,5 @@
 //! The holes and data of a content, known without reading it.
 
-use std::fs::File;
 use std::io;
 use std::ops::{ControlFlow, Range};
 
@@ -23,9 +22,8 @@ impl Content {
     ) -> io::Result<ControlFlow<()>> {
         let mut unread = |range| each(Stretch { range, held: Held::Unread });
         let spans = match self {
-            Self::Path(path) => {
-                return holes::each_data(&File::open(path.reach()?)?, range, &mut unread);
-            }
+            Self::Path(file) => return holes::each_data(&file.open()?, range, &mut unread),
+            Self::Open(file, _) => return holes::each_data(file, range, &mut unread),
             Self::Live(file) => return file.each_data(range, &mut unread),
             Self::Overlay(overlay) => return overlay.stretches(range, each),
             Self::Spans(_, spans) => &**spans,

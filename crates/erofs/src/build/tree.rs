@@ -267,6 +267,7 @@ impl Tree {
             let kind = match file.state() {
                 State::Unread | State::Read => continue,
                 State::Gone => WarningKind::Vanished,
+                State::Replaced => WarningKind::Replaced,
                 State::Shorter => WarningKind::Shorter,
                 State::Changed => WarningKind::Changed,
             };

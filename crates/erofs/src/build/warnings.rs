@@ -18,6 +18,8 @@ pub enum WarningKind {
     /// Files and directories were left out because they vanished, or could no longer be opened,
     /// before they were read.
     Vanished,
+    /// Files and directories were left out because others were in their places when they were read.
+    Replaced,
     /// Files became shorter before they were read: their ends were replaced by zeros.
     Shorter,
     /// Files changed before their copies in the image could be compared with them.
@@ -32,6 +34,8 @@ pub enum WarningKind {
     /// POSIX ACLs were skipped because they name users or groups without an id that this system
     /// does not know.
     AclName,
+    /// Archives end without the zeros that mark their end, so members may be missing.
+    NoEnd,
     /// Files whose names denote whiteouts of container layers became ordinary files.
     WhiteoutFile,
     /// A layer contains directories that it does not describe, so their default mode and owner hide
@@ -61,7 +65,7 @@ impl Warning {
 }
 
 fn is_change(kind: WarningKind) -> bool {
-    matches!(kind, WarningKind::Vanished | WarningKind::Shorter | WarningKind::Changed)
+    matches!(kind, WarningKind::Vanished | WarningKind::Replaced | WarningKind::Shorter | WarningKind::Changed)
 }
 
 fn most_examples(kind: WarningKind) -> usize {
@@ -76,6 +80,9 @@ impl fmt::Display for Warning {
                 ("file skipped because it cannot be read", "files skipped because they cannot be read")
             }
             WarningKind::Vanished => ("file left out because it vanished", "files left out because they vanished"),
+            WarningKind::Replaced => {
+                ("file left out because it was replaced", "files left out because they were replaced")
+            }
             WarningKind::Shorter => (
                 "file padded with zeros because it became shorter",
                 "files padded with zeros because they became shorter",
@@ -96,6 +103,10 @@ impl fmt::Display for Warning {
             WarningKind::AclName => (
                 "ACL skipped because it names an account that this system does not know",
                 "ACLs skipped because they name accounts that this system does not know",
+            ),
+            WarningKind::NoEnd => (
+                "archive ends without an end marker, so members may be missing",
+                "archives end without an end marker, so members may be missing",
             ),
             WarningKind::WhiteoutFile => (
                 "whiteout kept as an ordinary file: use --layer to keep it in overlayfs form, or give the lower layers \

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File as OsFile;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::made::Within;
 use super::options::{Existing, ExtractOptions};
 use super::places::{Places, open_in};
 use super::report::{ExtractProblem, ExtractReport, Findings};
-use super::target::{Batch, Job, Listed, Target, set_times};
+use super::target::{Batch, Job, Linked, Listed, Target, set_times};
 use crate::error::{Error, Result};
 use crate::read::{DirEntry, FileKind, Image, Inode, Notices, PathId, Paths, Step, Visitor, walk_from};
 use crate::work::thread_count;
@@ -89,6 +90,9 @@ impl Image {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(CWD, target, flags, Mode::empty()).map_err(failed("opening the target"))?;
+        if options.existing != Existing::Refuse {
+            give_access(&root);
+        }
         let target = Target::new(self, root, options, thread_count(options.threads));
         // Each queued batch keeps its directory open.
         let most_files = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -240,7 +244,10 @@ impl Extraction<'_> {
             made => return made,
         }
         match open_in(parent, name) {
-            Ok(directory) => Ok(Entered::Existing(target.creator.in_open(&directory))),
+            Ok(directory) => {
+                give_access(&directory);
+                Ok(Entered::Existing(target.creator.in_open(&directory)))
+            }
             Err(error) if target.options.existing == Existing::Keep => Err(error),
             Err(_) => {
                 target.remove(parent, name)?;
@@ -292,14 +299,15 @@ impl Extraction<'_> {
                 return;
             }
             match self.link_one(paths, &mut firsts, first, further) {
-                Ok(true) => self.found.names += 1,
-                Ok(false) => self.found.kept += 1,
+                Ok(Linked::New) => self.found.names += 1,
+                Ok(Linked::Kept) => self.found.kept(further, true, false),
+                Ok(Linked::KeptOther) => self.found.kept(further, false, false),
                 Err(error) => self.target.failed(&mut self.found, further, 1, error, false),
             }
         }
     }
 
-    fn link_one(&mut self, paths: &Paths, firsts: &mut Places, first: PathId, further: PathId) -> Result<bool> {
+    fn link_one(&mut self, paths: &Paths, firsts: &mut Places, first: PathId, further: PathId) -> Result<Linked> {
         let (Some((old_parent, old_name)), Some((new_parent, new_name))) = (paths.parent(first), paths.parent(further))
         else {
             return Err(Error::NotA("file below the root"));
@@ -340,6 +348,16 @@ impl Extraction<'_> {
         let mode = (!has_mode).then(|| within.final_mode(inode));
         target.finish(*path, inode, &OsFile::from(open), !has_owner, mode, &mut self.found);
         Ok(())
+    }
+}
+
+/// Lets the owner of an existing directory create files in it, until it gets its final mode. Whether
+/// that succeeds shows when a file is created.
+fn give_access(directory: &OwnedFd) {
+    let Ok(stat) = rustix::fs::fstat(directory) else { return };
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if !mode.contains(Mode::RWXU) {
+        let _ = rustix::fs::fchmod(directory, mode | Mode::RWXU);
     }
 }
 

@@ -104,6 +104,15 @@ fn path_in(directory: &OwnedFd, name: &[u8]) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(os(name))
 }
 
+/// The result of giving a file a further name.
+pub(super) enum Linked {
+    New,
+    /// It had the name before.
+    Kept,
+    /// Another file has the name, and was kept.
+    KeptOther,
+}
+
 impl NewName {
     fn current<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
         self.temporary.as_ref().map_or(name, |temporary| temporary.as_bytes())
@@ -479,18 +488,18 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Gives a file a further name. Returns false if an existing file with that name was kept.
-    pub(super) fn link(&self, old: (&OwnedFd, &[u8]), new: (&Arc<OwnedFd>, &[u8])) -> Result<bool> {
+    /// Gives a file a further name.
+    pub(super) fn link(&self, old: (&OwnedFd, &[u8]), new: (&Arc<OwnedFd>, &[u8])) -> Result<Linked> {
         let made = self.make(new.0, new.1, "making a hard link", |name| {
             rustix::fs::linkat(old.0, os(old.1), new.0, name, AtFlags::empty())
         })?;
         match made {
-            MadeOrKept::New((), name) => name.settle(new.1, Ok(true)),
+            MadeOrKept::New((), name) => name.settle(new.1, Ok(Linked::New)),
             MadeOrKept::Kept(existing) => {
                 let first = rustix::fs::statat(old.0, os(old.1), AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(failed("making a hard link"))?;
                 let same = (first.st_dev, first.st_ino) == (existing.st_dev, existing.st_ino);
-                if same { Ok(false) } else { Err(Error::Exists) }
+                Ok(if same { Linked::Kept } else { Linked::KeptOther })
             }
         }
     }

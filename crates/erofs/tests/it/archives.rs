@@ -53,7 +53,7 @@ fn an_archive_gives_the_tree_that_it_was_made_of() {
 /// Reads the tree of an archive with these members.
 fn read(members: &[Vec<u8>], options: &ScanOptions) -> Result<Tree, String> {
     let mut archive = tempfile::tempfile().unwrap();
-    archive.write_all(&members.concat()).unwrap();
+    archive.write_all(&[&members.concat()[..], &[0; 1024]].concat()).unwrap();
     let layer = Layer::from_tar(archive, Path::new("the.tar"), options);
     layer.and_then(Layer::into_tree).map_err(|error| error.to_string())
 }

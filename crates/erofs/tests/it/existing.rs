@@ -253,6 +253,13 @@ fn hard_links_lead_to_the_files_of_the_image_alone() {
     fs::remove_file(target.join("second")).unwrap();
     let report = extract(&image, &target, Existing::Keep, 1);
     assert!(report.names == 1 && report.problems.is_empty() && is_one_file(), "{report:?}");
+    // Someone's own file is kept at the second name, too.
+    fs::remove_file(target.join("second")).unwrap();
+    fs::write(target.join("second"), "someone's own").unwrap();
+    let report = extract(&image, &target, Existing::Keep, 1);
+    assert!(report.problems.is_empty(), "{report:?}");
+    assert_eq!((report.kept, report.different), (2, Some((1, b"/second".to_vec()))));
+    assert_eq!(fs::read_to_string(target.join("second")).unwrap(), "someone's own");
     // The second name must not lead to someone's own file.
     fs::remove_file(target.join("second")).unwrap();
     fs::write(target.join("first"), "someone's own").unwrap();

@@ -119,6 +119,13 @@ fn whiteouts_delete_below_their_layer_and_nowhere_else() {
     assert!(found.contains_key("/etc/new") && !found.contains_key("/etc/one") && found.contains_key("/usr/lib/a"));
     assert!(!found.contains_key("/.wh..wh.plnk"));
     assert_eq!(paths([base(), layer(&[file(".wh..wh..opq", 0), file("alone", 0)])]), ["/alone"]);
+    // There is nothing to delete below a file.
+    for members in [vec![file("a/.wh.b", 0)], vec![file("a/b/.wh.c", 0), file("a/.wh..wh.plnk", 0)]] {
+        assert_eq!(paths([layer(&[file("a", 0o600)]), layer(&members)]), ["/a"]);
+    }
+    for members in [vec![directory("a", 0o700), file("a/.wh.b", 0)], vec![file("a/.wh..wh..opq", 0)]] {
+        assert_eq!(paths([layer(&[file("a", 0o600)]), layer(&members)]), ["/a/"]);
+    }
     // The lowest layer has nothing to delete.
     assert_eq!(paths([layer(&[file(".wh.a", 0), file("b/.wh..wh..opq", 0)])]), ["/b/"]);
 }
@@ -366,7 +373,16 @@ pub(crate) fn apply(model: &mut Model, ops: &[(String, Op)], next: &mut u32, des
         let below = format!("{path}/");
         model.retain(|other, _| !other.starts_with(&below));
     }
-    for (path, entry) in &own {
+    // A directory with deletions alone is none where the layers below have a file.
+    let only_deletes = |path: &str| {
+        let is_within = |other: &str| other == path || other.starts_with(&format!("{path}/"));
+        let deletes = |(other, entry): (&String, &Entry)| !is_within(other) || entry.directory && !described[other];
+        own.iter().all(deletes) && !opaque.iter().any(|other| is_within(other))
+    };
+    let is_file = |path: &str| model.get(path).is_some_and(|lower| !lower.directory);
+    let without_effect = |path: &str| ancestors(path).chain([path]).any(|above| is_file(above) && only_deletes(above));
+    let without_effect: Vec<_> = own.keys().filter(|path| without_effect(path)).cloned().collect();
+    for (path, entry) in own.iter().filter(|(path, _)| !without_effect.contains(path)) {
         match model.get(path) {
             Some(lower) if lower.directory && entry.directory => {
                 if described[path] {

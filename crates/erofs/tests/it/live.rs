@@ -125,6 +125,94 @@ fn without_the_option_a_change_ends_the_build() {
     }
 }
 
+/// Replaces `name` in a directory by something else, which `secret` is.
+type Replace = fn(&Path, &str, &Path);
+
+const REPLACEMENTS: [(&str, Replace); 7] = [
+    ("a link", |folder, name, secret| {
+        fs::remove_file(folder.join(name)).unwrap();
+        symlink(secret.join(name), folder.join(name)).unwrap();
+    }),
+    ("a link above", |folder, _, secret| {
+        fs::rename(folder, folder.with_extension("moved")).unwrap();
+        symlink(secret, folder).unwrap();
+    }),
+    ("another file", |folder, name, secret| fs::rename(secret.join(name), folder.join(name)).unwrap()),
+    ("a new file", |folder, name, secret| {
+        let content = fs::read(secret.join(name)).unwrap();
+        fs::remove_file(folder.join(name)).unwrap();
+        fs::write(folder.join(name), content).unwrap();
+    }),
+    ("a pipe", |folder, name, _| {
+        fs::remove_file(folder.join(name)).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, folder.join(name), rustix::fs::FileType::Fifo, 0o644.into(), 0).unwrap();
+    }),
+    ("a directory", |folder, name, _| {
+        fs::remove_file(folder.join(name)).unwrap();
+        fs::create_dir(folder.join(name)).unwrap();
+    }),
+    ("a device", |folder, name, _| {
+        fs::remove_file(folder.join(name)).unwrap();
+        symlink("/dev/zero", folder.join(name)).unwrap();
+    }),
+];
+
+#[test]
+fn what_replaces_a_file_is_never_packed() {
+    for (what, replace) in REPLACEMENTS {
+        for (len, skip_unreadable) in [(70_000, true), (LONG_BYTES, true), (70_000, false), (LONG_BYTES, false)] {
+            let place = tempfile::tempdir().unwrap();
+            let (source, secret) = (place.path().join("tree"), place.path().join("secret"));
+            for (folder, number) in [(&source.join("folder"), 1), (&secret, 2)] {
+                fs::create_dir_all(folder).unwrap();
+                fs::write(folder.join("file"), trees::text(len, number)).unwrap();
+            }
+            fs::write(source.join("stays"), "stays").unwrap();
+            let tree = Tree::scan(&source, &ScanOptions { skip_unreadable, ..ScanOptions::default() }).unwrap();
+            let changed = source.join("folder/file");
+            replace(&source.join("folder"), "file", &secret);
+            let image = place.path().join("image");
+            let out = File::options().read(true).write(true).create_new(true).open(&image).unwrap();
+            let built = build(&tree, &BuildOptions::default(), &out);
+            if !skip_unreadable {
+                let error = built.unwrap_err().to_string();
+                assert_eq!(error, format!("{}: was replaced while it was packed", changed.display()), "{what}");
+                continue;
+            }
+            built.unwrap();
+            let [change] = &tree.changes()[..] else { panic!("{what}: {:?}", tree.changes()) };
+            assert_eq!(
+                (change.kind, &change.examples[..]),
+                (WarningKind::Replaced, &[changed.display().to_string()][..])
+            );
+            let image = Image::open_path(&image).unwrap();
+            let found = tree_of_image(&image);
+            let paths: Vec<_> = found.keys().filter(|path| !path.as_os_str().is_empty()).collect();
+            assert_eq!(paths, [Path::new("folder"), Path::new("stays")], "{what}");
+            assert!(image.compare(&tree, 1).differences.is_empty(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn what_replaces_a_file_is_not_verified() {
+    for (what, replace) in REPLACEMENTS {
+        let place = tempfile::tempdir().unwrap();
+        let (source, secret) = (place.path().join("tree"), place.path().join("secret"));
+        for folder in [&source.join("folder"), &secret] {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join("file"), trees::text(70_000, 1)).unwrap();
+        }
+        let tree = Tree::scan(&source, &ScanOptions::default()).unwrap();
+        let out = tempfile::tempfile().unwrap();
+        build(&tree, &BuildOptions::default(), &out).unwrap();
+        replace(&source.join("folder"), "file", &secret);
+        let report = Image::open(out).unwrap().compare(&tree, 1);
+        let [difference] = &report.differences[..] else { panic!("{what}: {report:?}") };
+        assert!(difference.what.contains("was replaced while it was packed"), "{what}: {}", difference.what);
+    }
+}
+
 /// A file that changes between the build and its verification is named; damage is not excused.
 #[test]
 fn verification_distinguishes_changes_from_damage() {

@@ -392,7 +392,7 @@ proptest! {
         for (at, bytes) in &disk.runs {
             source.write_all_at(bytes, *at).unwrap();
         }
-        let tree = tree_of(Content::Path(at("disk").as_path().into()), disk.size);
+        let tree = tree_of(Content::Open(Arc::new(source), at("disk").as_path().into()), disk.size);
         built(&tree, &BuildOptions { threads: 1, ..options.clone() }, &at("again"));
         prop_assert!(std::fs::read(at("image")).unwrap() == std::fs::read(at("again")).unwrap());
         if options.block_bytes as usize <= rustix::param::page_size()

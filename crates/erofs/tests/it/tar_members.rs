@@ -54,6 +54,44 @@ fn sums_of_signed_bytes_are_sums() {
     assert_eq!(error, "the.tar: byte 0: the header's checksum does not match; is this a tar archive?");
 }
 
+/// An archive that was cut is refused, or has a warning if it was cut between members.
+#[test]
+fn a_cut_archive_is_noticed_wherever_it_was_cut() {
+    let long = "n".repeat(150);
+    let members = [
+        Member::file("a", &[0; 700]),
+        Member::file(&long, &[1; 100]),
+        Member::directory("d"),
+        Member { content_of_link: Some(b"linked".to_vec()), ..Member::hard_link("link", "a") },
+        Member::file("whole", &[2; 512]),
+    ];
+    let bytes = archive(&members);
+    let mut ends: Vec<usize> = Vec::new();
+    for member in &members {
+        ends.push(ends.last().unwrap_or(&0) + member.write().len());
+    }
+    let end = *ends.last().unwrap();
+    // A hard link's content begins here, and most have none.
+    ends.push(ends[3] - 512);
+    for len in 1..bytes.len() {
+        let found = layer(&bytes[..len], &ScanOptions::default());
+        let between = ends.iter().position(|end| *end == len);
+        match found {
+            Ok(layer) => {
+                let tree = layer.into_tree().unwrap();
+                let warnings: Vec<_> = tree.warnings().iter().map(|warning| warning.kind).collect();
+                let expected = if between.is_some() { vec![WarningKind::NoEnd] } else { Vec::new() };
+                assert_eq!(warnings, expected, "{len} of {}", bytes.len());
+                assert!(between.is_some() || len >= end + 512, "{len} of {} is whole", bytes.len());
+            }
+            Err(error) => {
+                assert!(between.is_none() && len < end + 512, "{len} of {}: {error}", bytes.len());
+                assert!(error.contains("the archive ends"), "{error}");
+            }
+        }
+    }
+}
+
 /// Errors name the field and what it holds, unless an option replaces it.
 #[test]
 fn invalid_numbers_are_shown() {
@@ -197,6 +235,21 @@ fn members_without_a_name_are_placed() {
     let error = read(&[Member::file("a", b"x"), Member::file("", b"x")]).unwrap_err();
     assert_eq!(error, "the.tar: byte 1024: a member without a name");
     assert!(read(&[Member::directory(""), Member::file("a", b"x")]).is_ok(), "the root");
+}
+
+#[test]
+fn a_file_is_not_the_root() {
+    for path in ["/", "./", "."] {
+        for content in [&b""[..], b"abc"] {
+            let member =
+                Member { numbers: Numbers::Pax, long: true, magic: Magic::Ustar, ..Member::file(path, content) };
+            let found = read(&[member]);
+            let is_directory = path.ends_with('/') && content.is_empty();
+            assert_eq!(found.is_ok(), is_directory, "{path} {content:?}: {found:?}");
+            let named = |error: String| error.contains("it is not a directory: the root of an image must be one");
+            assert!(found.is_ok() || found.is_err_and(named), "{path}");
+        }
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::build::member::{Archive, MemberContent, Place, of_archive, shown};
 use crate::build::scan_options::ScanOptions;
 use crate::build::sparse::Sparse;
 use crate::build::tree::{Node, NodeId, NodeKind, Origin, Tree};
+use crate::build::warnings::WarningKind;
 use crate::error::{Error, Result};
 
 impl Tree {
@@ -89,7 +90,9 @@ fn read(file: File, name: &Path, options: &ScanOptions) -> Result<Layer> {
             if !member.kind.is_dir() && member.path.is_empty() {
                 return Err(source_error(format!("byte {}", member.at).as_bytes(), "a member without a name"));
             }
-            if !member.kind.is_dir() {
+            // A path that ends with a slash makes a file a directory, but content says more.
+            let is_file = member.header.entry_type().is_file() && member.size > 0;
+            if !member.kind.is_dir() || is_file {
                 return Err(source_error(&member.path, "it is not a directory: the root of an image must be one"));
             }
             reading.describe(&member, root)?;
@@ -100,7 +103,10 @@ fn read(file: File, name: &Path, options: &ScanOptions) -> Result<Layer> {
             reading.add(&member, &names)?;
         }
     }
-    let Reading { mut layer, describer, .. } = reading;
+    let Reading { mut layer, mut describer, .. } = reading;
+    if !members.has_end() {
+        describer.warnings.add(WarningKind::NoEnd, || name.display().to_string());
+    }
     layer.tree.warnings_mut().append(describer.warnings);
     Ok(layer)
 }

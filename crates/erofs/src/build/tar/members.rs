@@ -182,13 +182,18 @@ impl<'a> Members<'a> {
 
     /// Moves behind `size` bytes of content at `offset`.
     fn pass(&mut self, offset: u64, size: u64) -> std::result::Result<(), &'static str> {
-        let end = offset.checked_add(size).and_then(|end| Some((end, end.checked_next_multiple_of(BLOCK)?)));
-        let (end, next) = end.ok_or("its size exceeds the maximum")?;
-        if end > self.len {
+        let next = offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK));
+        let next = next.ok_or("its size exceeds the maximum")?;
+        if next > self.len {
             return Err("the archive ends inside it");
         }
         self.at = next;
         Ok(())
+    }
+
+    /// Returns whether zeros end the archive, once there are no more members.
+    pub(super) fn has_end(&self) -> bool {
+        self.at < self.len
     }
 
     /// Returns whether the `size` bytes at `offset` are content of the member whose header precedes
