@@ -615,6 +615,7 @@ mod tests {
                 let (at, magic) = match mark {
                     At(at, magic) => (*at as usize, *magic),
                     InLastSector(magic) => ((1 << 17) - 512, *magic),
+                    BeforeEnd(back, magic) => ((1 << 17) - *back as usize, *magic),
                     Front(_) => continue,
                 };
                 let mut bytes = vec![0; 1 << 17];

@@ -13,9 +13,9 @@ use rustix::io::Errno;
 const READ: OFlags =
     OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// `f_type` of file systems that number a file again when they read it again. Their files have no
-/// owners or modes of their own, and there are no links.
-const RENUMBERING: [i64; 2] = [0x4d44, 0x2011_bab0];
+/// `f_type` of file systems that may number a file again when they read it again: FAT, exFAT, FUSE,
+/// CIFS and SMB. Another file of the same file system is taken for the one that was found.
+const RENUMBERING: [i64; 5] = [0x4d44, 0x2011_bab0, 0x6573_5546, 0xff53_4d42, 0xfe53_4d42];
 /// `f_type` of overlayfs, where a file's time of birth changes at its first write.
 const OVERLAYFS: i64 = 0x794c_7630;
 
