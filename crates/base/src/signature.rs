@@ -73,7 +73,7 @@ enum Mark {
     At(u64, &'static [u8]),
     /// These bytes at the start of the last sector.
     InLastSector(&'static [u8]),
-    /// These bytes, so many before the end.
+    /// These bytes at this distance from the end.
     BeforeEnd(u64, &'static [u8]),
     /// A test of the first [`FRONT_BYTES`], or fewer if there are no more.
     Front(fn(&[u8]) -> bool),
