@@ -13,6 +13,7 @@ use std::{
 use anyhow::anyhow;
 use pagefold_control::{Client, ClientError, Command, Listing};
 use pagefold_output::Inputs;
+use pagefold_storage::files_of;
 
 use crate::{
     image::ImagePath,
@@ -73,7 +74,10 @@ impl Peer {
         let listing: Listing = self.connect()?.call(&Command::List {})?;
         // Forks name the files of their base again.
         let (mut bases, mut devices) = (BTreeSet::new(), BTreeSet::new());
+        let mut open = BTreeSet::new();
         for disk in listing.disks {
+            // Their paths may have become those of other files, or may not be UTF-8.
+            open.extend(disk.path.iter().cloned().zip(disk.identity));
             bases.extend(disk.path);
             devices.extend(disk.devices);
         }
@@ -81,6 +85,10 @@ impl Peer {
             inputs.add("the server's base", &ImagePath::from(OsString::from(path)).image);
         }
         devices.iter().for_each(|device| inputs.add("the base's device", Path::new(device)));
+        for (path, identity) in open {
+            let what = format!("a file of the server's base {path}");
+            files_of(&identity).into_iter().for_each(|numbers| inputs.add_numbered(&what, numbers));
+        }
         Ok(inputs)
     }
 

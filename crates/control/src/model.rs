@@ -80,6 +80,7 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         kind: DiskKind::Ram,
         path: None,
         devices: Vec::new(),
+        identity: None,
         from: None,
         age_seconds: 0,
         changed_bytes: 0,

@@ -55,6 +55,9 @@ pub struct DiskRecord {
     /// Paths or URLs of that file's devices.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// Identifies that file and its devices, in the state in which the server opened them.
+    #[serde(default)]
+    pub identity: Option<String>,
     /// Name of the disk that it was forked from, at the time of the fork.
     #[serde(default)]
     pub from: Option<String>,

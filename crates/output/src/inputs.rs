@@ -74,6 +74,11 @@ impl Inputs {
         }
     }
 
+    /// Adds a file with these device and inode numbers, whatever its path. `what` describes it.
+    pub fn add_numbered(&mut self, what: &str, (device, inode): (u64, u64)) {
+        self.add_store(what.to_owned(), Store::File(FileId { device, inode }), false);
+    }
+
     /// Adds standard input.
     pub fn add_standard_input(&mut self) {
         if let Ok(metadata) = fs::metadata("/proc/self/fd/0") {
@@ -91,7 +96,10 @@ impl Inputs {
     }
 
     fn add_found(&mut self, what: String, metadata: &Metadata) {
-        let store = Store::of(metadata);
+        self.add_store(what, Store::of(metadata), metadata.is_dir());
+    }
+
+    fn add_store(&mut self, what: String, store: Store, is_directory: bool) {
         let mut below = BTreeSet::new();
         match store {
             Store::Device(device) => add_below(Path::new(SYSFS), device, &mut below),
@@ -100,7 +108,7 @@ impl Inputs {
                 add_below(Path::new(SYSFS), file.device, &mut below);
             }
         }
-        self.0.push(Input { what, store, is_directory: metadata.is_dir(), below });
+        self.0.push(Input { what, store, is_directory, below });
     }
 
     /// Checks that writing to a file that exists changes no input.

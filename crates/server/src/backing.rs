@@ -61,6 +61,11 @@ impl BaseDisk {
         devices.map(|device| pagefold_storage::shown(device)).collect()
     }
 
+    /// Returns what identifies the open file and its devices.
+    pub(crate) fn identity(&self) -> Option<&str> {
+        self.file.as_ref().map(|file| file.base.identity())
+    }
+
     /// Returns what a client needs to read the base itself; `None` if it is not a file, or if its
     /// path is not UTF-8.
     pub(crate) fn record(&self) -> Option<BaseRecord> {

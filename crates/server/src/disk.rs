@@ -63,6 +63,8 @@ pub(crate) struct FoundDisk {
     pub(crate) path: Option<String>,
     /// That file's devices.
     pub(crate) devices: Vec<String>,
+    /// What identifies both, as they were opened.
+    pub(crate) identity: Option<String>,
     pub(crate) from: Option<String>,
     pub(crate) age: Duration,
     /// Bytes of the disk's own pages; the next field is the memory that they use.
@@ -149,6 +151,7 @@ impl Disk {
             kind: self.backing.kind(),
             path: self.base().and_then(|base| base.path()).map(str::to_owned),
             devices: self.base().map_or_else(Vec::new, |base| base.devices()),
+            identity: self.base().and_then(|base| base.identity()).map(str::to_owned),
             from: self.origin.as_ref().map(|origin| origin.name.clone()),
             age: self.made.elapsed(),
             changed_bytes: stats.orig_data_size,

@@ -281,6 +281,7 @@ impl Server {
             kind: found.kind,
             path: found.path,
             devices: found.devices,
+            identity: found.identity,
             from: found.from,
             age_seconds: found.age.as_secs(),
             changed_bytes: found.changed_bytes,

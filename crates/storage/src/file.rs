@@ -58,6 +58,16 @@ pub fn identity_of(file: &File) -> io::Result<String> {
     Ok(format!("{:x}:{}:{size_bytes}:{modified_s}.{modified_ns}", metadata.dev(), metadata.ino()))
 }
 
+/// Returns the device and inode numbers in the identity of a storage that consists of files.
+pub fn files_of(identity: &str) -> Vec<(u64, u64)> {
+    let file = |part: &str| {
+        let mut numbers = part.split(':');
+        let (device, inode) = (numbers.next()?, numbers.next()?);
+        Some((u64::from_str_radix(device, 16).ok()?, inode.parse().ok()?))
+    };
+    identity.split('+').filter_map(file).collect()
+}
+
 /// Returns seconds from a clock that is cheaper than a cache lookup.
 fn now_s() -> i64 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec
@@ -261,6 +271,9 @@ mod tests {
         let stored = StoredFile::open(&path).expect("a file");
         assert!(!stored.is_changed() && !stored.is_changed_now());
         assert_eq!(stored.identity(), identity_of(&File::open(&path).expect("a file")).expect("a state"));
+        let metadata = std::fs::metadata(&path).expect("a file");
+        let both = format!("{}+sha256:00+{}", stored.identity(), stored.identity());
+        assert_eq!(files_of(&both), [(metadata.dev(), metadata.ino()); 2]);
         let file = File::options().write(true).open(&path).expect("a file");
         file.set_len(500).expect("a size");
         assert!(stored.is_changed_now() && stored.is_changed());

@@ -26,7 +26,7 @@ mod storage;
 mod with_devices;
 
 pub use embedded::Embedded;
-pub use file::{StoredFile, identity_of};
+pub use file::{StoredFile, files_of, identity_of};
 pub use forward::Forward;
 pub use location::{Location, absolute, open, shown};
 pub use read_at::ReadAt;

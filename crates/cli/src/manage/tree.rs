@@ -76,6 +76,7 @@ pub(super) mod tests {
             kind: DiskKind::Ram,
             path: None,
             devices: Vec::new(),
+            identity: None,
             from: from.map(str::to_owned),
             age_seconds: 0,
             changed_bytes: 0,

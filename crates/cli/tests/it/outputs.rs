@@ -374,6 +374,29 @@ fn no_file_of_a_server_is_replaced() {
     assert!(message.contains("is the server's base"), "{message}");
 }
 
+/// A server's bases are the files that it has open, wherever their paths lead by now.
+#[test]
+fn no_base_is_replaced_once_its_path_leads_elsewhere() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    for name in ["named.img", "linked.img"] {
+        make_image(&folder.path(name), 1);
+    }
+    std::os::unix::fs::symlink("linked.img", at("link.img")).expect("a link");
+    let server = Server::start(&[&at("named.img"), &at("link.img")]);
+    run(&mut server.ask(&["fork", "named", "job"]));
+    fs::rename(at("named.img"), at("renamed.img")).expect("a new name");
+    fs::remove_file(at("link.img")).expect("a link");
+    std::os::unix::fs::symlink("renamed.img", at("link.img")).expect("a link");
+    for output in ["renamed.img", "linked.img"] {
+        for args in [&["freeze", "job", "--force", "-o"][..], &["diff", "job", "--force", "--to"]] {
+            let message = folder.refuses(&mut server.ask(&[args, &[&at(output)]].concat()));
+            assert!(message.contains("the server's base") && message.contains("replaces an input"), "{message}");
+        }
+    }
+    run(&mut server.ask(&["freeze", "job", "-o", &at("named.img")]));
+}
+
 /// An image of changes does not outlive the image below it.
 #[test]
 fn no_device_of_a_served_base_is_replaced() {
