@@ -64,7 +64,14 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/syste
 /// Steps of an administrator.
 const STEPS: &str = r#"
 main() { systemctl show -p MainPID --value pagefold; }
-changed() { [ "$(main)" != "$1" ]; }
+# The old process names the new one once that serves, which may be after the command has ended.
+changed() {
+  for _ in $(seq 600); do
+    [ "$(main)" = "$1" ] || return 0
+    sleep .1
+  done
+  return 1
+}
 systemctl is-active pagefold
 pagefold add data --size 1G >/dev/null
 pagefold add own --size 1M --socket /run/pagefold/disks/own.sock --mode 0660 --group pagefold >/dev/null

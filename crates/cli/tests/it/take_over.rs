@@ -307,7 +307,7 @@ fn a_new_process_serves_whatever_fails_afterwards() {
 
 #[test]
 fn state_that_cannot_be_handed_over_is_named() {
-    let server = Server::start(&["--size", "1M", "--run", "sleep 600"]);
+    let server = Server::start(&["--size", "1M", "--run", "exec sleep 600"]);
     let refusal = |server: &Server, args: &[&str]| {
         let mut command = pagefold();
         run_to_fail(command.args(["serve", "--take-over"]).args(args).arg("--dir").arg(server.folder()))
@@ -319,6 +319,8 @@ fn state_that_cannot_be_handed_over_is_named() {
     let mut command = pagefold();
     let line = run_to_fail(command.args(["serve", "--take-over", "--dir"]).arg(none.path()));
     assert!(line.contains("no server to take over"), "{line}");
+    // Its command would outlive it, with this test's standard output.
+    server.end(rustix::process::Signal::TERM);
 }
 
 /// The old process notifies a stand-in for systemd of the new main process. The new one, which has the
