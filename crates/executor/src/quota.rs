@@ -119,14 +119,19 @@ pub fn has_part(own: usize, exports: usize, serving: usize, limit: usize) -> boo
 mod tests {
     use super::*;
 
+    /// Returns after how many milliseconds requests of a length may begin that all arrive at one time.
+    fn begins(limiter: &RateLimit) -> impl Fn(u64) -> u128 {
+        let start = Instant::now() + Duration::from_secs(1);
+        move |len_bytes| {
+            let time = limiter.begin_at(len_bytes, start);
+            time.map_or(0, |time| time.duration_since(start).as_millis())
+        }
+    }
+
     #[test]
     fn requests_follow_each_other_at_the_rate() {
         let limiter = RateLimit::default();
-        let start = Instant::now() + Duration::from_secs(1);
-        let begin = |len_bytes| {
-            let time = limiter.begin_at(len_bytes, start);
-            time.map_or(0, |time| time.duration_since(start).as_millis())
-        };
+        let begin = begins(&limiter);
         assert_eq!(begin(1 << 30), 0, "no rate");
         limiter.set(Some(1 << 20));
         // The first 100 ms are free.
@@ -141,11 +146,7 @@ mod tests {
     #[test]
     fn a_brake_delays_each_request_and_leaves_the_rate() {
         let limiter = RateLimit::default();
-        let start = Instant::now() + Duration::from_secs(1);
-        let begin = |len_bytes| {
-            let time = limiter.begin_at(len_bytes, start);
-            time.map_or(0, |time| time.duration_since(start).as_millis())
-        };
+        let begin = begins(&limiter);
         limiter.brake(Some(Duration::from_millis(8)));
         assert!(limiter.is_set());
         assert_eq!([(); 3].map(|()| begin(1 << 30)), [8; 3], "they do not wait for each other");
