@@ -578,3 +578,18 @@ fn a_disk_that_is_almost_only_zeros_takes_no_more_than_its_data() {
         assert!(bytes <= most, "{indexes}: {bytes}");
     }
 }
+
+/// Indexes take space by the length of a file, but no memory.
+#[test]
+fn a_file_with_indexes_takes_no_memory_by_its_length() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    let disk = fs::File::create(at("disk")).expect("a file");
+    disk.set_len(32 << 30).expect("a file system with holes");
+    disk.write_all_at(&[7; 4096], 20 << 30).expect("a page");
+    let pack = ["pack", "--indexes", "compact", "--threads", "2", &at("disk"), "-o", &at("image")];
+    output(under("-d 49152").args(pack));
+    let bytes = fs::metadata(at("image")).expect("an image").len();
+    assert!(bytes > 64 << 20, "{bytes}");
+    output(under("-d 49152").args(["check", "--threads", "2", &at("image")]));
+}

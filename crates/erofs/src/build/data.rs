@@ -12,8 +12,9 @@ use super::choices::algorithm;
 use super::chunks::Chunking;
 use super::content::Content;
 use super::devices::Devices;
+use super::extents::{BuiltExtent, BuiltPlace, ExtentLog};
 use super::holes::ReadContent;
-use super::indexes::{BuiltExtent, BuiltPlace, IndexForm, IndexStyle, Indexes};
+use super::indexes::{IndexForm, IndexStyle, Indexes};
 use super::kept_chunks::KeptChunks;
 use super::options::{self, BuildOptions, Compression, Fragments};
 use super::parts::{FileSegment, Job, Source, jobs, parts};
@@ -49,6 +50,8 @@ pub(crate) enum FileData {
 pub(crate) struct Data {
     pub(crate) files: HashMap<NodeId, FileData>,
     pub(crate) packed: Option<(u64, FileData)>,
+    /// The extents that indexes refer to.
+    pub(crate) extents: ExtentLog,
     /// The first block after the data.
     pub(crate) end_block: u32,
     pub(crate) data_bytes: u64,
@@ -71,6 +74,7 @@ pub(crate) fn write(
         style: plan.index_style(options),
         blocks: Blocks::new(out, options.block_bits(), plan.first_data_block()..plan.devices.limit()),
         devices: &plan.devices,
+        extents: ExtentLog::default(),
         chunking: Chunking::of(options),
         spool: Spool::beginning_with(&plan.packed_front(), options.block_bytes)?,
         worker: Worker::new(plan.choices.ways(), &plan.devices),
@@ -114,6 +118,7 @@ pub(crate) fn write(
     Ok(Data {
         files,
         packed,
+        extents: writer.extents,
         end_block: blocks.next(),
         data_bytes: u64::from(blocks.next() - plan.first_data_block()) << options.block_bits(),
         shared_blocks: blocks.shared(),
@@ -129,6 +134,7 @@ struct Writer<'a> {
     blocks: Blocks<'a>,
     /// The devices on which clusters of the base stay. Without devices, clusters are copied.
     devices: &'a Devices,
+    extents: ExtentLog,
     /// The chunks of plain files; `None` if only files with holes have chunks, of one block each.
     chunking: Option<Chunking>,
     spool: Option<Spool>,
@@ -279,7 +285,7 @@ impl Writer<'_> {
                 Ok(())
             }
             Work::Fragment(bytes) => {
-                let begins_its_file = file.extents.is_empty() && file.zeros == 0;
+                let begins_its_file = file.last_extent.is_none() && file.zeros == 0;
                 let way = part.source.way;
                 let splits = self.ways.get(way).copied().flatten().filter(|_| begins_its_file);
                 let spool = match &mut self.spool {
@@ -293,8 +299,8 @@ impl Writer<'_> {
                     self.add_head(file, way, compression, &bytes[..head_len])?;
                 }
                 let len = (bytes.len() - head_len) as u32;
-                file.extents.push(BuiltExtent { len, compressed: true, place: BuiltPlace::Fragment(offset) });
-                Ok(())
+                let place = BuiltPlace::Fragment(offset);
+                self.push_extent(file, BuiltExtent { len, compressed: true, place })
             }
             Work::Compressed(segment) => {
                 if segment.zeros < part.len {
@@ -302,7 +308,7 @@ impl Writer<'_> {
                 }
                 self.add_pieces(file, part.source.way, &segment, true)?;
                 file.zeros += segment.zeros;
-                if part.ends_file() && file.is_plain(u64::from(self.options.block_bytes)) {
+                if part.ends_file() && file.is_plain {
                     file.plain_end = segment.plain_end(self.options.block_bytes as usize).to_vec();
                 }
                 spare.give(segment.blocks);
@@ -312,7 +318,7 @@ impl Writer<'_> {
                     Some(Tail::Inline { bytes, len, compressed }) => {
                         self.blocks.digest_more(&bytes);
                         let place = BuiltPlace::Inline(bytes.len() as u32);
-                        file.extents.push(BuiltExtent { len, compressed, place });
+                        self.push_extent(file, BuiltExtent { len, compressed, place })?;
                         file.tail = bytes;
                     }
                 }
@@ -348,9 +354,9 @@ impl Writer<'_> {
                     self.blocks.append_padded(bytes, false)?
                 }
             };
-            file.add_hole();
+            self.add_hole(file)?;
             let place = BuiltPlace::Blocks { blkaddr, blocks: 1 };
-            file.extents.push(BuiltExtent { len, compressed: false, place });
+            self.push_extent(file, BuiltExtent { len, compressed: false, place })?;
         }
         Ok(())
     }
@@ -390,7 +396,7 @@ impl Writer<'_> {
                 && let Some(blkaddr) = self.stays(&**base, from, first.blocks as usize * block)
             {
                 let place = BuiltPlace::Blocks { blkaddr, blocks: first.blocks };
-                file.extents.push(BuiltExtent { len: first.len, compressed: first.compressed, place });
+                self.push_extent(file, BuiltExtent { len: first.len, compressed: first.compressed, place })?;
                 pieces = &pieces[1..];
                 continue;
             }
@@ -411,7 +417,7 @@ impl Writer<'_> {
             };
             for piece in run {
                 let place = BuiltPlace::Blocks { blkaddr: next, blocks: piece.blocks };
-                file.extents.push(BuiltExtent { len: piece.len, compressed: piece.compressed, place });
+                self.push_extent(file, BuiltExtent { len: piece.len, compressed: piece.compressed, place })?;
                 next += piece.blocks;
             }
             pieces = rest;
@@ -429,13 +435,35 @@ impl Writer<'_> {
         Some(address)
     }
 
+    /// Adds an extent to a file.
+    fn push_extent(&mut self, file: &mut OpenFile, extent: BuiltExtent) -> Result<()> {
+        let number = (self.extents.next() - file.first_extent) as u32;
+        let is_next = match extent.place {
+            BuiltPlace::Blocks { blkaddr, .. } => blkaddr == file.first_block.wrapping_add(number),
+            BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => true,
+            BuiltPlace::Hole(_) => false,
+        };
+        let follows_blocks = file.last_extent.is_none_or(|last| last.len == self.options.block_bytes);
+        file.is_plain &= !extent.compressed && is_next && follows_blocks;
+        file.last_extent = Some(extent);
+        self.extents.push(extent)
+    }
+
+    /// Adds the zeros that no extent covers yet as a hole.
+    fn add_hole(&mut self, file: &mut OpenFile) -> Result<()> {
+        let len = std::mem::take(&mut file.zeros);
+        if len == 0 {
+            return Ok(());
+        }
+        self.push_extent(file, BuiltExtent { len: 0, compressed: false, place: BuiltPlace::Hole(len) })
+    }
+
     /// Adds the zeros that segments left over, as holes or as clusters. The first and the last of
     /// these clusters are not shared, because compact indexes cannot express that next to other
     /// clusters, and full indexes would cost more than two blocks.
     fn add_zeros(&mut self, file: &mut OpenFile, source: &Source) -> Result<()> {
         if source.shape.has_holes() {
-            file.add_hole();
-            return Ok(());
+            return self.add_hole(file);
         }
         let mut zeros = std::mem::take(&mut self.zeros);
         let mut first = true;
@@ -479,7 +507,16 @@ impl Writer<'_> {
     }
 
     /// Chooses the layout of a file after its last segment.
-    fn finish(&mut self, mut file: OpenFile, source: &Source) -> Result<FileData> {
+    fn finish(&mut self, file: OpenFile, source: &Source) -> Result<FileData> {
+        let first_extent = file.first_extent;
+        let data = self.laid_out(file, source)?;
+        if !matches!(data, FileData::Compressed { .. }) {
+            self.extents.truncate(first_extent);
+        }
+        Ok(data)
+    }
+
+    fn laid_out(&mut self, mut file: OpenFile, source: &Source) -> Result<FileData> {
         if source.content.is_gone() {
             // Its inode is left out. Chunks may be shared already, so they stay.
             if source.shape.chunking().is_none() {
@@ -491,7 +528,7 @@ impl Writer<'_> {
             return Ok(FileData::Chunks { addresses: file.chunks, format: chunking.format() });
         }
         if source.shape.has_holes() {
-            file.add_hole();
+            self.add_hole(&mut file)?;
         }
         let block = u64::from(self.options.block_bytes);
         let tail_len = source.size % block;
@@ -504,35 +541,36 @@ impl Writer<'_> {
             None if source.shape.has_holes() => 0,
             None => return self.finish_raw(file, source, tail_fits),
         };
-        if let [BuiltExtent { place: BuiltPlace::Fragment(offset), .. }] = file.extents[..] {
+        let extents = file.first_extent..self.extents.next();
+        if let Some(BuiltExtent { place: BuiltPlace::Fragment(offset), .. }) = file.last_extent
+            && extents.end - extents.start == 1
+        {
             return Ok(FileData::WholeFragment(offset));
         }
         let blocks = self.blocks.next() - file.first_block;
         let header_at = align(source.header_bytes, 8);
         let stays = stays(&source.content, self.devices).is_some();
+        let extents = Indexes::of_extents(self.style, format, source.size, extents, file.last_extent, header_at);
         let mut indexes = match source.shape.has_holes() {
-            true => self.style.encode_extents(format, source.size, &file.extents, header_at),
-            false => self.style.encode(format, source.size, &file.extents, header_at),
+            true => extents.clone(),
+            false => extents.clone().by_lcluster(&self.extents)?,
         };
         // Clusters of two devices need full indexes. With long clusters, encoded extents take less.
         if stays
             && indexes.form == IndexForm::Full
             && self.options.indexes != options::Indexes::Full
             && file.tail.is_empty()
+            && extents.len() * 2 <= indexes.len()
         {
-            let extents = self.style.encode_extents(format, source.size, &file.extents, header_at);
-            if extents.bytes.len() * 2 <= indexes.bytes.len() {
-                indexes = extents;
-            }
+            indexes = extents;
         }
         if stays {
             return Ok(FileData::Compressed { indexes, tail: file.tail, blocks });
         }
-        let cost =
-            (u64::from(blocks) << self.options.block_bits()) + indexes.bytes.len() as u64 + file.tail.len() as u64;
-        let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
+        let cost = (u64::from(blocks) << self.options.block_bits()) + indexes.len() + file.tail.len() as u64;
+        let fragment = matches!(file.last_extent, Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
         if cost >= flat_cost && !fragment {
-            if file.is_plain(block) {
+            if file.is_plain {
                 // Its whole blocks are already stored.
                 self.blocks.rewind(file.first_block + (source.size / block) as u32)?;
                 return self.end_of_flat(file.first_block, source, file.plain_end, tail_fits);
@@ -610,7 +648,12 @@ struct OpenFile {
     first_block: u32,
     /// The base that pieces are copied from.
     copied_from: Option<Arc<dyn OverlayBase>>,
-    extents: Vec<BuiltExtent>,
+    /// The number of its first extent.
+    first_extent: u64,
+    last_extent: Option<BuiltExtent>,
+    /// Whether its whole blocks are stored uncompressed and in sequence: each extent is the file's next
+    /// block and has the next address.
+    is_plain: bool,
     chunks: Vec<u32>,
     /// The number of blocks in a chunk.
     chunk_blocks: u32,
@@ -632,7 +675,9 @@ impl OpenFile {
         Self {
             first_block: writer.blocks.begin_file(),
             copied_from: base.cloned(),
-            extents: Vec::new(),
+            first_extent: writer.extents.next(),
+            last_extent: None,
+            is_plain: true,
             chunks: Vec::new(),
             chunk_blocks: source.shape.chunking().map_or(1, Chunking::blocks),
             at: 0,
@@ -649,27 +694,5 @@ impl OpenFile {
             Some(chunking) => chunking.add_zeros(len, &mut self.chunks),
             None => self.zeros += len,
         }
-    }
-
-    /// Adds the zeros that no extent covers yet as a hole.
-    fn add_hole(&mut self) {
-        if self.zeros > 0 {
-            self.extents.push(BuiltExtent { len: 0, compressed: false, place: BuiltPlace::Hole(self.zeros) });
-            self.zeros = 0;
-        }
-    }
-
-    /// Returns whether the file's whole blocks are stored uncompressed and in sequence: each extent
-    /// is the file's next block and has the next address.
-    fn is_plain(&self, block: u64) -> bool {
-        let last = self.extents.len().saturating_sub(1);
-        (self.first_block..).zip(self.extents.iter().enumerate()).all(|(expected, (number, extent))| {
-            let at = match extent.place {
-                BuiltPlace::Blocks { blkaddr, .. } => blkaddr == expected,
-                BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => true,
-                BuiltPlace::Hole(_) => false,
-            };
-            at && !extent.compressed && (number == last || u64::from(extent.len) == block)
-        })
     }
 }

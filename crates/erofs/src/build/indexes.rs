@@ -1,33 +1,14 @@
-//! Encodes the indexes of a compressed file, or its encoded extents, from its extents.
+//! Encodes the indexes of a compressed file, or its encoded extents, from its extents, piece by
+//! piece: nothing here takes memory by the length of a file.
 
+use std::ops::Range;
+
+use super::extents::{BuiltExtent, BuiltPlace, ExtentLog};
+use crate::error::Result;
 use crate::format::{
     CompactLayout, EXTENT_FORMAT_SHIFT, EncodedExtent, ExtentsHeader, FRAGMENT_INODE, FullIndex, LI_CBLKCNT,
     LclusterType, MapHeader, NULL_ADDR, PackFormat, advise, align,
 };
-
-/// An extent of a file being built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BuiltExtent {
-    pub(crate) len: u32,
-    pub(crate) compressed: bool,
-    pub(crate) place: BuiltPlace,
-}
-
-/// The location of an extent's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BuiltPlace {
-    Blocks {
-        blkaddr: u32,
-        blocks: u32,
-    },
-    /// After the indexes: this many bytes.
-    Inline(u32),
-    /// In the packed inode: the offset.
-    Fragment(u64),
-    /// A hole of this many zeros; the extent's own length is 0. Only encoded extents can express
-    /// it.
-    Hole(u64),
-}
 
 /// The largest distance that an index can hold. A more distant head is reached through another
 /// index.
@@ -64,12 +45,20 @@ pub(crate) enum IndexForm {
     Extents,
 }
 
-/// The map header and indexes of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The map header and indexes of a file: what it takes to encode them.
+#[derive(Clone, Debug)]
 pub(crate) struct Indexes {
     pub(crate) form: IndexForm,
-    /// Starts at the first 8-byte boundary after the xattrs.
-    pub(crate) bytes: Vec<u8>,
+    style: IndexStyle,
+    algorithm: u8,
+    /// The length of the file.
+    size: u64,
+    /// Where the map header will be, modulo 32: the first 8-byte boundary after the xattrs.
+    header_at: u64,
+    /// The numbers of the file's extents.
+    extents: Range<u64>,
+    /// The place of the last extent.
+    end: Option<BuiltPlace>,
 }
 
 /// The index properties that all files of an image share.
@@ -80,18 +69,68 @@ pub(crate) struct IndexStyle {
     pub(crate) compact: bool,
 }
 
-impl IndexStyle {
-    /// Encodes the indexes of a file of `size` bytes in the format `algorithm`, whose map header
-    /// will be at `header_at` modulo 32. Uses compact indexes if the style asks for them and the
-    /// addresses of the clusters allow it.
-    pub(crate) fn encode(self, algorithm: u8, size: u64, extents: &[BuiltExtent], header_at: u64) -> Indexes {
-        let entries = self.entries(size, extents);
-        let mut header = MapHeader { h_fragmentoff: 0, h_advise: 0, h_algorithmtype: algorithm, h_clusterbits: 0 };
-        if self.big {
+impl Indexes {
+    /// Returns encoded extents of a file of `size` bytes in the format `algorithm`, whose map header
+    /// will be at `header_at` modulo 32: 16 bytes each, or 32 in files above 4 GiB. `extents` are their
+    /// numbers, and `last` is the last one. It may be a fragment, and none may be inline.
+    pub(crate) fn of_extents(
+        style: IndexStyle,
+        algorithm: u8,
+        size: u64,
+        extents: Range<u64>,
+        last: Option<BuiltExtent>,
+        header_at: u64,
+    ) -> Self {
+        let end = last.map(|extent| extent.place);
+        Self { form: IndexForm::Extents, style, algorithm, size, header_at, extents, end }
+    }
+
+    /// Returns indexes of logical clusters instead, for a file without holes. They are compact if the
+    /// style asks for that and the addresses of the clusters allow it.
+    pub(crate) fn by_lcluster(self, log: &ExtentLog) -> Result<Self> {
+        let mut indexes = Self { form: IndexForm::Compact, ..self };
+        let may_be_compact = indexes.style.compact && indexes.style.block_bits <= 14 && indexes.fragment_high() == 0;
+        if !may_be_compact || !indexes.write_packs(log, &mut |_| Ok(()))? {
+            indexes.form = IndexForm::Full;
+        }
+        Ok(indexes)
+    }
+
+    /// Returns the length of the encoding, from the map header on, in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        match self.form {
+            IndexForm::Compact => MapHeader::SIZE as u64 + self.layout().bytes(),
+            IndexForm::Full => MapHeader::SIZE as u64 + 8 + self.lclusters() * FullIndex::SIZE as u64,
+            IndexForm::Extents => {
+                self.records_at() + (self.extents.end - self.extents.start) * self.record_bytes() as u64
+            }
+        }
+    }
+
+    /// Calls `sink` with the encoding, piece by piece.
+    pub(crate) fn write(&self, log: &ExtentLog, sink: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        match self.form {
+            IndexForm::Compact => {
+                sink(&self.header().encode())?;
+                let complete = self.write_packs(log, sink)?;
+                debug_assert!(complete);
+                Ok(())
+            }
+            IndexForm::Full => {
+                sink(&self.header().encode())?;
+                sink(&[0; 8])?;
+                self.write_full(log, sink)
+            }
+            IndexForm::Extents => self.write_extents(log, sink),
+        }
+    }
+
+    fn header(&self) -> MapHeader {
+        let mut header = MapHeader { h_fragmentoff: 0, h_advise: 0, h_algorithmtype: self.algorithm, h_clusterbits: 0 };
+        if self.style.big {
             header.h_advise |= advise::BIG_PCLUSTER_1 | advise::BIG_PCLUSTER_2;
         }
-        let mut fragment_high = 0;
-        match extents.last().map(|extent| extent.place) {
+        match self.end {
             Some(BuiltPlace::Inline(bytes)) => {
                 header.h_advise |= advise::INLINE_PCLUSTER;
                 header.h_fragmentoff = bytes << 16;
@@ -99,50 +138,77 @@ impl IndexStyle {
             Some(BuiltPlace::Fragment(offset)) => {
                 header.h_advise |= advise::FRAGMENT_PCLUSTER;
                 header.h_fragmentoff = offset as u32;
-                fragment_high = (offset >> 32) as u32;
             }
             _ => {}
         }
-        if self.compact && self.block_bits <= 14 && fragment_high == 0 {
-            let two_bytes = self.block_bits <= 12;
-            let layout = CompactLayout::new(header_at + MapHeader::SIZE as u64, entries.len() as u64, two_bytes);
-            if let Some(packs) = self.compact_packs(&entries, layout) {
-                if two_bytes {
-                    header.h_advise |= advise::COMPACTED_2B;
-                }
-                return Indexes { form: IndexForm::Compact, bytes: [&header.encode()[..], &packs].concat() };
-            }
+        if self.form == IndexForm::Compact && self.has_two_bytes() {
+            header.h_advise |= advise::COMPACTED_2B;
         }
-        let mut bytes = header.encode().to_vec();
-        bytes.resize(bytes.len() + 8, 0);
-        for entry in &entries {
-            let (kind, clusterofs, word) = match *entry {
+        header
+    }
+
+    /// Returns the high half of the offset of a fragment, which only full indexes can hold.
+    fn fragment_high(&self) -> u32 {
+        match self.end {
+            Some(BuiltPlace::Fragment(offset)) => (offset >> 32) as u32,
+            _ => 0,
+        }
+    }
+
+    fn has_two_bytes(&self) -> bool {
+        self.style.block_bits <= 12
+    }
+
+    /// Returns the number of logical clusters.
+    fn lclusters(&self) -> u64 {
+        self.size.div_ceil(1 << self.style.block_bits)
+    }
+
+    fn layout(&self) -> CompactLayout {
+        CompactLayout::new(self.header_at + MapHeader::SIZE as u64, self.lclusters(), self.has_two_bytes())
+    }
+
+    fn write_full(&self, log: &ExtentLog, sink: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let fragment_high = self.fragment_high();
+        self.each_entry(log, |entry| {
+            let (kind, clusterofs, word) = match entry {
                 Entry::NonHead { back, ahead, cblks } => {
                     (LclusterType::NonHead, 0, back_or_blocks(back, cblks) | u32::from(ahead) << 16)
                 }
                 Entry::Head { kind, clusterofs, blkaddr: NULL_ADDR } => (kind, clusterofs, fragment_high),
                 Entry::Head { kind, clusterofs, blkaddr } => (kind, clusterofs, blkaddr),
             };
-            let index = FullIndex { di_advise: kind as u16, di_clusterofs: clusterofs, di_u: word };
-            bytes.extend_from_slice(&index.encode());
-        }
-        Indexes { form: IndexForm::Full, bytes }
+            sink(&FullIndex { di_advise: kind as u16, di_clusterofs: clusterofs, di_u: word }.encode())
+        })
     }
 
-    /// Like [`encode`](Self::encode), with encoded extents: 16 bytes each, or 32 in files above 4 GiB.
-    /// The last one may be a fragment, and none may be inline.
-    pub(crate) fn encode_extents(self, algorithm: u8, size: u64, extents: &[BuiltExtent], header_at: u64) -> Indexes {
-        let record_bytes = if size > u64::from(u32::MAX) { EncodedExtent::SIZE } else { EncodedExtent::SIZE / 2 };
-        let header_end = header_at + ExtentsHeader::SIZE as u64;
-        let records_at = (align(header_end, record_bytes as u64) - header_at) as usize;
-        let mut bytes = vec![0; records_at];
-        let mut start = 0;
-        for extent in extents {
+    fn record_bytes(&self) -> usize {
+        if self.size > u64::from(u32::MAX) { EncodedExtent::SIZE } else { EncodedExtent::SIZE / 2 }
+    }
+
+    /// Returns the offset of the first encoded extent from the map header.
+    fn records_at(&self) -> u64 {
+        let header_end = self.header_at + ExtentsHeader::SIZE as u64;
+        align(header_end, self.record_bytes() as u64) - self.header_at
+    }
+
+    fn write_extents(&self, log: &ExtentLog, sink: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let record_bytes = self.record_bytes();
+        let mut h_advise = advise::EXTENTS | ((record_bytes / 4).ilog2() as u16) << advise::EXTENT_RECORD_SHIFT;
+        if let Some(BuiltPlace::Fragment(_)) = self.end {
+            h_advise |= advise::FRAGMENT_PCLUSTER;
+        }
+        let count = self.extents.end - self.extents.start;
+        let header = ExtentsHeader { h_extents_lo: count as u32, h_advise, h_extents_hi: (count >> 32) as u16 };
+        sink(&header.encode())?;
+        sink(&[0; EncodedExtent::SIZE][..self.records_at() as usize - ExtentsHeader::SIZE])?;
+        let mut start = 0u64;
+        log.each(self.extents.clone(), |extent| {
             let (plen, pstart) = match extent.place {
                 BuiltPlace::Blocks { blkaddr, blocks } => {
-                    let format = if extent.compressed { u32::from(algorithm) + 1 } else { 0 };
-                    let plen = blocks << self.block_bits | format << EXTENT_FORMAT_SHIFT;
-                    (plen, u64::from(blkaddr) << self.block_bits)
+                    let format = if extent.compressed { u32::from(self.algorithm) + 1 } else { 0 };
+                    let plen = blocks << self.style.block_bits | format << EXTENT_FORMAT_SHIFT;
+                    (plen, u64::from(blkaddr) << self.style.block_bits)
                 }
                 BuiltPlace::Fragment(offset) => (offset as u32, offset >> 32),
                 BuiltPlace::Hole(_) | BuiltPlace::Inline(_) => (0, 0),
@@ -155,88 +221,99 @@ impl IndexStyle {
                 lstart_hi: (start >> 32) as u32,
                 reserved: [0; 12],
             };
-            bytes.extend_from_slice(&record.encode()[..record_bytes]);
             start += match extent.place {
                 BuiltPlace::Hole(len) => len,
                 _ => extent.len.into(),
             };
-        }
-        debug_assert_eq!(start, size);
-        let mut h_advise = advise::EXTENTS | ((record_bytes / 4).ilog2() as u16) << advise::EXTENT_RECORD_SHIFT;
-        if let Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }) = extents.last() {
-            h_advise |= advise::FRAGMENT_PCLUSTER;
-        }
-        let count = extents.len() as u64;
-        let header = ExtentsHeader { h_extents_lo: count as u32, h_advise, h_extents_hi: (count >> 32) as u16 };
-        bytes[..ExtentsHeader::SIZE].copy_from_slice(&header.encode());
-        Indexes { form: IndexForm::Extents, bytes }
+            sink(&record.encode()[..record_bytes])
+        })?;
+        debug_assert_eq!(start, self.size);
+        Ok(())
     }
 
-    fn entries(self, size: u64, extents: &[BuiltExtent]) -> Vec<Entry> {
-        let total = size.div_ceil(1 << self.block_bits) as usize;
-        let mut entries = vec![Entry::NonHead { back: 0, ahead: 0, cblks: 0 }; total];
-        let in_cluster = |offset: u64| (offset & ((1 << self.block_bits) - 1)) as u16;
-        let mut start = 0;
-        for extent in extents {
-            let lcn = (start >> self.block_bits) as usize;
+    /// Calls `each` with the entry of each logical cluster, in order.
+    fn each_entry(&self, log: &ExtentLog, mut each: impl FnMut(Entry) -> Result<()>) -> Result<()> {
+        let in_cluster = |offset: u64| (offset & ((1 << self.style.block_bits) - 1)) as u16;
+        let mut run = |head: Head, next: u64| {
+            let Head { lcn, entry, blocks } = head;
+            debug_assert!(lcn < next);
+            each(entry)?;
+            (lcn + 1..next).try_for_each(|at| {
+                each(Entry::NonHead {
+                    back: (at - lcn).try_into().unwrap_or(u16::MAX),
+                    ahead: (next - at).try_into().unwrap_or(u16::MAX),
+                    cblks: if self.style.big && at == lcn + 1 { blocks as u16 } else { 0 },
+                })
+            })
+        };
+        let (mut start, mut last) = (0, None);
+        log.each(self.extents.clone(), |extent| {
+            let lcn = start >> self.style.block_bits;
             let (blkaddr, blocks) = match extent.place {
                 BuiltPlace::Blocks { blkaddr, blocks } => (blkaddr, blocks),
                 BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) | BuiltPlace::Hole(_) => (NULL_ADDR, 1),
             };
             let kind = if extent.compressed { LclusterType::Head1 } else { LclusterType::Plain };
-            entries[lcn] = Entry::Head { kind, clusterofs: in_cluster(start), blkaddr };
-            if self.big
-                && let Some(Entry::NonHead { cblks, .. }) = entries.get_mut(lcn + 1)
-            {
-                *cblks = blocks as u16;
-            }
+            let entry = Entry::Head { kind, clusterofs: in_cluster(start), blkaddr };
             start += u64::from(extent.len);
-        }
-        debug_assert_eq!(start, size);
+            match last.replace(Head { lcn, entry, blocks }) {
+                Some(before) => run(before, lcn),
+                None => Ok(()),
+            }
+        })?;
+        debug_assert_eq!(start, self.size);
+        let Some(last) = last else { return Ok(()) };
+        let total = self.lclusters();
         // If no extent starts in the last cluster, an empty plain head marks the end of the file.
-        if let Some(last @ Entry::NonHead { .. }) = entries.last_mut()
-            && in_cluster(size) != 0
-        {
-            *last = Entry::Head { kind: LclusterType::Plain, clusterofs: in_cluster(size), blkaddr: NULL_ADDR };
+        let has_end = in_cluster(self.size) != 0 && last.lcn + 1 < total;
+        run(last, total - u64::from(has_end))?;
+        if has_end {
+            let clusterofs = in_cluster(self.size);
+            each(Entry::Head { kind: LclusterType::Plain, clusterofs, blkaddr: NULL_ADDR })?;
         }
-        let mut since = 0u16;
-        for entry in &mut entries {
-            since = if let Entry::NonHead { back, .. } = entry {
-                *back = since.saturating_add(1);
-                *back
-            } else {
-                0
-            };
-        }
-        let mut until = 0u16;
-        for entry in entries.iter_mut().rev() {
-            until = until.saturating_add(1);
-            match entry {
-                Entry::NonHead { ahead, .. } => *ahead = until,
-                Entry::Head { .. } => until = 0,
-            }
-        }
-        entries
+        Ok(())
     }
 
-    /// Encodes all packs; `None` if a pack cannot express the addresses of its heads.
-    fn compact_packs(self, entries: &[Entry], layout: CompactLayout) -> Option<Vec<u8>> {
-        let four = PackFormat::four_bytes(self.block_bits);
-        let two = PackFormat::two_bytes(self.block_bits);
-        let (first, rest) = entries.split_at(layout.first as usize);
-        let (middle, last) = rest.split_at(layout.middle as usize);
-        let mut bytes = Vec::with_capacity(layout.bytes() as usize);
-        for (part, format) in [(first, four), (middle, two), (last, four)] {
-            for pack in part.chunks(format.count) {
-                let start = bytes.len();
-                bytes.resize(start + format.bytes, 0);
-                self.pack(pack, format, &mut bytes[start..])?;
+    /// Calls `sink` with all packs. Stops and returns false if a pack cannot express the addresses of
+    /// its heads.
+    fn write_packs(&self, log: &ExtentLog, sink: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
+        let layout = self.layout();
+        let four = PackFormat::four_bytes(self.style.block_bits);
+        let two = PackFormat::two_bytes(self.style.block_bits);
+        let mut parts = [(layout.first, four), (layout.middle, two), (layout.last, four)].into_iter();
+        let (mut left, mut format) = (0, four);
+        let (mut pending, mut expressed) = (Vec::with_capacity(two.count), true);
+        self.each_entry(log, |entry| {
+            while left == 0
+                && let Some(next) = parts.next()
+            {
+                (left, format) = next;
             }
-        }
-        debug_assert_eq!(bytes.len() as u64, layout.bytes());
-        Some(bytes)
+            pending.push(entry);
+            left -= 1;
+            if left == 0 || pending.len() == format.count {
+                let mut pack = [0; 32];
+                let pack = &mut pack[..format.bytes];
+                expressed &= self.style.pack(&pending, format, pack).is_some();
+                pending.clear();
+                if expressed {
+                    return sink(pack);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(expressed)
     }
+}
 
+/// The head of the extent whose entries come next.
+struct Head {
+    lcn: u64,
+    entry: Entry,
+    blocks: u32,
+}
+
+impl IndexStyle {
     /// Encodes a pack. The reader's `decode_pack` documents how addresses follow from the base;
     /// `past` counts the blocks between the base and the next head.
     fn pack(self, entries: &[Entry], format: PackFormat, bytes: &mut [u8]) -> Option<()> {

@@ -8,7 +8,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::data::{Data, FileData};
 use super::directory::Target;
-use super::indexes::{IndexForm, whole_fragment};
+use super::extents::ExtentLog;
+use super::indexes::{IndexForm, Indexes, whole_fragment};
 use super::inline::inline_bytes;
 use super::options::{BuildOptions, Fragments};
 use super::placer::Placer;
@@ -17,37 +18,97 @@ use super::report::BuildReport;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
 use crate::error::{Error, Result};
 use crate::format::{
-    CHUNK_INDEXES, ChunkIndex, DataLayout, DeviceSlot, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT,
-    SUPER_MAGIC, SUPER_OFFSET, SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat,
-    mode,
+    CHUNK_INDEXES, ChunkIndex, DataLayout, DeviceSlot, I_EXTENDED, InodeCompact, InodeExtended, MapHeader, NULL_ADDR,
+    SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type,
+    incompat, mode,
 };
+
+/// Bytes that are collected before they are written.
+const PENDING_BYTES: usize = 1 << 20;
 
 /// An inode's layout and the data that follows it, except for bytes that depend on nids.
 struct Record {
     layout: DataLayout,
     size: u64,
     i_u: u32,
-    /// The indexes or chunks after the xattrs, aligned to `indexes_align` if there are any.
-    indexes: Vec<u8>,
-    /// 8 for indexes. For chunks, the size of an address, because readers align the first chunk to
-    /// it.
-    indexes_align: u64,
+    /// What follows the xattrs.
+    map: DataMap,
     /// The bytes after the indexes, which must not cross a block boundary. Zeros for directories,
     /// whose contents are not known yet.
     tail: Vec<u8>,
 }
 
+/// How a file's data is found.
+enum DataMap {
+    /// By `i_u` alone.
+    None,
+    Indexes(Indexes),
+    /// The map header of a file that is one fragment.
+    WholeFragment(u64),
+    /// Addresses of chunks.
+    Chunks(Vec<u32>),
+    /// Addresses of chunks, with their devices.
+    ChunkIndexes(Vec<u32>),
+}
+
+impl DataMap {
+    fn len(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Indexes(indexes) => indexes.len(),
+            Self::WholeFragment(_) => MapHeader::SIZE as u64,
+            Self::Chunks(addresses) => 4 * addresses.len() as u64,
+            Self::ChunkIndexes(addresses) => ChunkIndex::SIZE as u64 * addresses.len() as u64,
+        }
+    }
+
+    /// Returns the alignment: 8 for indexes. For chunks, the size of an address, because readers align
+    /// the first chunk to it.
+    fn align(&self) -> u64 {
+        match self {
+            Self::None => 1,
+            Self::Chunks(_) => 4,
+            Self::Indexes(_) | Self::WholeFragment(_) | Self::ChunkIndexes(_) => 8,
+        }
+    }
+
+    fn write(&self, plan: &Plan, extents: &ExtentLog, sink: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        match self {
+            Self::None => Ok(()),
+            Self::Indexes(indexes) => indexes.write(extents, sink),
+            Self::WholeFragment(offset) => sink(&whole_fragment(*offset)),
+            Self::Chunks(addresses) => addresses.iter().try_for_each(|address| sink(&address.to_le_bytes())),
+            Self::ChunkIndexes(addresses) => {
+                addresses.iter().try_for_each(|address| sink(&chunk_index(plan, *address).encode()))
+            }
+        }
+    }
+}
+
 impl Record {
     fn flat(layout: DataLayout, size: u64, i_u: u32, tail: Vec<u8>) -> Self {
-        Self { layout, size, i_u, indexes: Vec::new(), indexes_align: 8, tail }
+        Self { layout, size, i_u, map: DataMap::None, tail }
     }
 
     fn bytes(&self, header_bytes: u64) -> u64 {
-        self.indexes_at(header_bytes) + (self.indexes.len() + self.tail.len()) as u64
+        align(header_bytes, self.map.align()) + self.map.len() + self.tail.len() as u64
     }
 
-    fn indexes_at(&self, header_bytes: u64) -> u64 {
-        if self.indexes.is_empty() { header_bytes } else { align(header_bytes, self.indexes_align) }
+    /// Calls `sink` with an inode, its xattrs and what follows them, piece by piece.
+    fn write(
+        &self,
+        inode: &[u8],
+        xattrs: &[u8],
+        plan: &Plan,
+        extents: &ExtentLog,
+        mut sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        sink(inode)?;
+        sink(xattrs)?;
+        let header_bytes = (inode.len() + xattrs.len()) as u64;
+        sink(&[0; 8][..(align(header_bytes, self.map.align()) - header_bytes) as usize])?;
+        self.map.write(plan, extents, &mut sink)?;
+        sink(&self.tail)
     }
 }
 
@@ -73,29 +134,24 @@ pub(crate) fn write(
     }
 
     let meta_start = u64::from(next_block) * block;
-    let packed = data.packed.take().map(|(size, stored)| file_record(&plan, size, Some(stored)));
+    let mut packed = data.packed.take().map(|(size, stored)| file_record(&plan, size, Some(stored)));
     let Places { offsets, packed_at, placed_bytes, image_bytes } =
         places(&plan, block, meta_start, &records, packed.as_ref());
     let blocks = u32::try_from(image_bytes / block).ok().filter(|blocks| *blocks <= plan.devices.limit());
     let blocks = blocks.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
 
-    let mut metadata = Metadata {
-        front: vec![0; plan.front_bytes as usize],
-        back: vec![0; (image_bytes - meta_start) as usize],
-        back_start: meta_start,
-    };
+    let mut front = vec![0; plan.front_bytes as usize];
+    let mut put = |offset: u64, bytes: &[u8]| front[offset as usize..][..bytes.len()].copy_from_slice(bytes);
     if plan.plain_prefixes {
-        metadata.put(plan.prefixes_at(), &plan.prefixes.table());
+        put(plan.prefixes_at(), &plan.prefixes.table());
     }
-    metadata.put(plan.devices_at(), &plan.devices.encode());
-    metadata.put(meta_start, &plan.shared_xattrs);
+    put(plan.devices_at(), &plan.devices.encode());
     let mut digest = Xxh3::new();
     digest.update(&data.digest.to_le_bytes());
-    for (number, visit) in plan.visits.iter().enumerate() {
-        let (offset, inode) = (offsets[&visit.id], &plan.inodes[&visit.id]);
-        let Some(mut record) = records.remove(&visit.id) else { continue };
+    for visit in &plan.visits {
+        let Some(record) = records.get_mut(&visit.id) else { continue };
         let bytes = match &tree.node(visit.id).kind {
-            NodeKind::Directory(_) => directory_bytes(tree, visit, inode, &offsets),
+            NodeKind::Directory(_) => directory_bytes(tree, visit, &plan.inodes[&visit.id], &offsets),
             NodeKind::Symlink(target) => Some(target.clone()),
             _ => None,
         };
@@ -109,15 +165,43 @@ pub(crate) fn write(
             out.write_all_at(&in_blocks, u64::from(record.i_u) * block).map_err(Error::io("writing the image"))?;
             record.tail.copy_from_slice(tail);
         }
-        let bytes = encode_inode(tree, &plan, visit, &record, number as u32 + 1);
-        metadata.put_record(offset, &bytes, &inode.xattrs, &record);
     }
-    if let Some(record) = &packed {
-        metadata.put_record(packed_at, &packed_inode(&plan, record).encode(), &[], record);
+    let mut write_record = |number: Option<usize>, sink: &mut dyn FnMut(&[u8]) -> Result<()>| {
+        let visit = number.map(|number| (number as u32 + 1, &plan.visits[number]));
+        let record = visit.map_or_else(|| packed.take(), |(_, visit)| records.remove(&visit.id));
+        let Some(record) = record else { return Ok(()) };
+        let (inode, xattrs) = match visit {
+            Some((ino, visit)) => (encode_inode(tree, &plan, visit, &record, ino), &plan.inodes[&visit.id].xattrs[..]),
+            None => (packed_inode(&plan, &record).encode().to_vec(), &[][..]),
+        };
+        record.write(&inode, xattrs, &plan, &data.extents, sink)
+    };
+    // The records by offset; the packed inode has no visit.
+    let visited = plan.visits.iter().enumerate().map(|(number, visit)| (offsets[&visit.id], Some(number)));
+    let mut placed: Vec<(u64, Option<usize>)> = visited.chain(packed_at.map(|at| (at, None))).collect();
+    placed.sort_unstable();
+    let (in_front, in_back) = placed.split_at(placed.partition_point(|(at, _)| *at < meta_start));
+    for &(at, number) in in_front {
+        let mut bytes = Vec::new();
+        write_record(number, &mut |more| {
+            bytes.extend_from_slice(more);
+            Ok(())
+        })?;
+        put(at, &bytes);
     }
-    let packed_nid = packed_at / SLOT;
+    digest.update(&front);
+    out.set_len(image_bytes).map_err(Error::io("writing the image"))?;
+    let mut back = Back { out, at: meta_start, pending: Vec::new(), digest };
+    back.put(&plan.shared_xattrs)?;
+    for &(at, number) in in_back {
+        back.skip_to(at)?;
+        write_record(number, &mut |bytes| back.put(bytes))?;
+    }
+    back.skip_to(image_bytes)?;
+    let digest = back.finish()?;
+    let packed_nid = packed_at.map_or(0, |at| at / SLOT);
     let inodes = plan.visits.len() as u64 + u64::from(packed_nid > 0);
-    let uuid = options.uuid.unwrap_or_else(|| metadata.derive_uuid(digest));
+    let uuid = options.uuid.unwrap_or_else(|| derive_uuid(&digest));
     let superblock = SuperBlock {
         magic: SUPER_MAGIC,
         checksum: 0,
@@ -148,14 +232,13 @@ pub(crate) fn write(
         rootnid_8b: 0,
         reserved2: 0,
     };
-    out.set_len(image_bytes).map_err(Error::io("writing the image"))?;
-    out.write_all_at(&metadata.back, meta_start).map_err(Error::io("writing the image"))?;
-    metadata.put(SUPER_OFFSET, &superblock.encode());
-    metadata.put(SUPER_OFFSET + SuperBlock::SIZE as u64, &plan.configs);
+    let mut put = |offset: u64, bytes: &[u8]| front[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    put(SUPER_OFFSET, &superblock.encode());
+    put(SUPER_OFFSET + SuperBlock::SIZE as u64, &plan.configs);
     let at = SUPER_OFFSET as usize;
-    let sum = checksum(&metadata.front[at..at + checksummed_len(block as usize)]);
-    metadata.put(SUPER_OFFSET + 4, &sum.to_le_bytes());
-    out.write_all_at(&metadata.front, 0).map_err(Error::io("writing the image"))?;
+    let sum = checksum(&front[at..at + checksummed_len(block as usize)]);
+    front[at + 4..at + 8].copy_from_slice(&sum.to_le_bytes());
+    out.write_all_at(&front, 0).map_err(Error::io("writing the image"))?;
     Ok(BuildReport {
         image_bytes,
         inodes,
@@ -170,8 +253,8 @@ pub(crate) fn write(
 /// The image offsets of all inodes, and the length of the image.
 struct Places {
     offsets: HashMap<NodeId, u64>,
-    /// The offset of the packed inode; 0 if there is none.
-    packed_at: u64,
+    /// The offset of the packed inode.
+    packed_at: Option<u64>,
     /// Bytes of all inodes but the root and the packed one, with the gaps after the data.
     placed_bytes: u64,
     image_bytes: u64,
@@ -207,7 +290,7 @@ fn places(
     });
     let placed_bytes = in_front + placer.end() - back;
     let packed_at =
-        packed.map_or(0, |record| placer.place(record.bytes(InodeExtended::SIZE as u64), record.tail.len() as u64));
+        packed.map(|record| placer.place(record.bytes(InodeExtended::SIZE as u64), record.tail.len() as u64));
     Places { offsets, packed_at, placed_bytes, image_bytes: placer.end().next_multiple_of(block) }
 }
 
@@ -230,40 +313,55 @@ fn packed_inode(plan: &Plan, record: &Record) -> InodeExtended {
     }
 }
 
-/// The blocks before and after the data.
-struct Metadata {
-    front: Vec<u8>,
-    back: Vec<u8>,
-    back_start: u64,
+/// The blocks after the data, which are written in order.
+struct Back<'a> {
+    out: &'a File,
+    /// The end of `pending`.
+    at: u64,
+    /// Bytes that are not written yet.
+    pending: Vec<u8>,
+    /// A hash of everything before `at`.
+    digest: Xxh3,
 }
 
-impl Metadata {
-    fn put(&mut self, offset: u64, bytes: &[u8]) {
-        let (part, at) = match offset.checked_sub(self.back_start) {
-            Some(at) => (&mut self.back, at as usize),
-            None => (&mut self.front, offset as usize),
-        };
-        part[at..at + bytes.len()].copy_from_slice(bytes);
+impl Back<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.pending.extend_from_slice(bytes);
+        self.at += bytes.len() as u64;
+        if self.pending.len() >= PENDING_BYTES { self.write() } else { Ok(()) }
     }
 
-    fn put_record(&mut self, offset: u64, inode: &[u8], xattrs: &[u8], record: &Record) {
-        let header_bytes = (inode.len() + xattrs.len()) as u64;
-        let indexes_at = offset + record.indexes_at(header_bytes);
-        self.put(offset, inode);
-        self.put(offset + inode.len() as u64, xattrs);
-        self.put(indexes_at, &record.indexes);
-        self.put(indexes_at + record.indexes.len() as u64, &record.tail);
+    /// Adds zeros up to the offset `to`.
+    fn skip_to(&mut self, to: u64) -> Result<()> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        debug_assert!(self.at <= to);
+        while self.at < to {
+            self.put(&ZEROS[..(to - self.at).min(ZEROS.len() as u64) as usize])?;
+        }
+        Ok(())
     }
 
-    /// Derives a version 8 UUID (RFC 9562) from the metadata and `sum`, a hash of everything else.
-    fn derive_uuid(&self, mut sum: Xxh3) -> [u8; 16] {
-        sum.update(&self.front);
-        sum.update(&self.back);
-        let mut uuid = sum.digest128().to_be_bytes();
-        uuid[6] = uuid[6] & 0x0f | 0x80;
-        uuid[8] = uuid[8] & 0x3f | 0x80;
-        uuid
+    fn write(&mut self) -> Result<()> {
+        self.digest.update(&self.pending);
+        let at = self.at - self.pending.len() as u64;
+        self.out.write_all_at(&self.pending, at).map_err(Error::io("writing the image"))?;
+        self.pending.clear();
+        Ok(())
     }
+
+    /// Writes what is left. Returns the hash.
+    fn finish(mut self) -> Result<Xxh3> {
+        self.write()?;
+        Ok(self.digest)
+    }
+}
+
+/// Derives a version 8 UUID (RFC 9562) from a hash of everything but the superblock.
+fn derive_uuid(digest: &Xxh3) -> [u8; 16] {
+    let mut uuid = digest.digest128().to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
 }
 
 fn features(options: &BuildOptions, plan: &Plan, chunked: bool, extents: bool, packed: bool) -> u32 {
@@ -346,23 +444,21 @@ fn file_record(plan: &Plan, size: u64, stored: Option<FileData>) -> Record {
         }
         Some(FileData::Flat { blkaddr, tail }) => Record::flat(DataLayout::FlatInline, size, blkaddr, tail),
         Some(FileData::Chunks { addresses, format }) if !plan.devices.is_empty() => Record {
-            indexes: addresses.iter().flat_map(|address| chunk_index(plan, *address).encode()).collect(),
+            map: DataMap::ChunkIndexes(addresses),
             ..Record::flat(DataLayout::ChunkBased, size, format | CHUNK_INDEXES, Vec::new())
         },
-        Some(FileData::Chunks { addresses, format }) => Record {
-            indexes: addresses.iter().flat_map(|blkaddr| blkaddr.to_le_bytes()).collect(),
-            indexes_align: 4,
-            ..Record::flat(DataLayout::ChunkBased, size, format, Vec::new())
-        },
+        Some(FileData::Chunks { addresses, format }) => {
+            Record { map: DataMap::Chunks(addresses), ..Record::flat(DataLayout::ChunkBased, size, format, Vec::new()) }
+        }
         Some(FileData::Compressed { indexes, tail, blocks }) => {
             let layout = match indexes.form {
                 IndexForm::Compact => DataLayout::CompressedCompact,
                 IndexForm::Full | IndexForm::Extents => DataLayout::CompressedFull,
             };
-            Record { indexes: indexes.bytes, ..Record::flat(layout, size, blocks, tail) }
+            Record { map: DataMap::Indexes(indexes), ..Record::flat(layout, size, blocks, tail) }
         }
         Some(FileData::WholeFragment(offset)) => Record {
-            indexes: whole_fragment(offset).to_vec(),
+            map: DataMap::WholeFragment(offset),
             ..Record::flat(DataLayout::CompressedFull, size, 0, Vec::new())
         },
     }

@@ -27,6 +27,7 @@ mod copies;
 mod data;
 mod devices;
 mod directory;
+mod extents;
 mod follow;
 mod found;
 mod holes;
@@ -101,10 +102,9 @@ use crate::error::{Error, Result};
 /// Builds an image of `tree` in `out`, a regular file open for reading and writing, and truncates
 /// it to the image's length.
 ///
-/// Memory use: the tree; 2 to 8 bytes per block of compressed files, or 56 per cluster with encoded
-/// extents; with `dedupe`, 70 bytes per 10
-/// KiB of them; 60 to 120 bytes per distinct chunk; 16 MiB of input per thread; and the compressed
-/// output of up to `2 * threads + 2` pieces of 16 MiB.
+/// Memory use: the tree; 16 MiB of extents, of which more are kept in a temporary file; 4 bytes per
+/// chunk; with `dedupe`, 70 bytes per 10 KiB of compressed files; 60 to 120 bytes per distinct chunk;
+/// 16 MiB of input per thread; and the compressed output of up to `2 * threads + 2` pieces of 16 MiB.
 ///
 /// # Errors
 /// [`Error::Options`] before anything is read or written; [`Error::Source`] for a file that cannot
