@@ -190,13 +190,17 @@ pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
     show(&[start, below].concat())
 }
 
-/// If a new image has encoded extents, writes which Linux mounts it to standard error, and how to
-/// `avoid` them.
+/// If a new image has encoded extents, or clusters of zeros that are shared, writes which Linux mounts
+/// it to standard error, and how to `avoid` that.
 pub(crate) fn print_needed_linux(path: &Path, report: &BuildReport, avoid: &str) {
-    if report.files_with_extents > 0 {
-        let why = "files that are almost only zeros have encoded extents";
-        log::line(&format!("{}: mounting it needs Linux 6.15: {why}{avoid}", path.display()));
-    }
+    let (version, why) = if report.files_with_extents > 0 {
+        ("6.15", "files that are almost only zeros have encoded extents")
+    } else if report.shares_zeros {
+        ("6.1 or later", "long files with many zeros share clusters of zeros")
+    } else {
+        return;
+    };
+    log::line(&format!("{}: mounting it needs Linux {version}: {why}{avoid}", path.display()));
 }
 
 /// Writes a line about each problem to standard error.

@@ -129,7 +129,7 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum IndexKind {
-    /// Encoded extents for files of 1G or more that are almost only zeros; otherwise compact
+    /// For files of 1G or more with many zeros what takes least; otherwise compact
     Auto,
     /// 2 or 4 bytes per block
     Compact,
@@ -171,7 +171,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ));
     }
     if matches!(args.indexes, IndexKind::Auto) {
-        print_needed_linux(&args.output, &report, "; --indexes compact avoids them");
+        print_needed_linux(&args.output, &report, "; --indexes compact avoids that");
     }
     let changes = source::print_changes(&tree);
     ensure!(

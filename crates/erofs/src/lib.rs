@@ -62,8 +62,8 @@ mod zeros;
 pub use build::{
     BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, ImageFile, Indexes,
     InodeNumbers, InodeTimes, LEAST_ZERO_BLOCKS, LONG_FILE_BYTES, LONG_FILE_DATA_PARTS, Layer, LiveFile, MemberContent,
-    Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourceFile, SourcePath, Span, Tree, Warning, WarningKind,
-    Whiteouts, build, build_watched, directory_bytes, placed_bytes, stored_bytes,
+    Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourceFile, SourcePath, Span, Tree, UNSHARED_BYTES,
+    Warning, WarningKind, Whiteouts, build, build_watched, directory_bytes, placed_bytes, stored_bytes,
 };
 pub use cache::ClusterCache;
 pub use compare::{CompareReport, Difference};

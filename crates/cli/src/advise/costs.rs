@@ -4,12 +4,14 @@
 use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 
 use anyhow::Context;
-use pagefold_erofs::{BuildOptions, BuildReport, Content, InodeTimes, Node, NodeKind, Span, Tree, build, placed_bytes};
+use pagefold_erofs::{
+    BuildOptions, BuildReport, Content, InodeTimes, Node, NodeKind, Span, Tree, UNSHARED_BYTES, build, placed_bytes,
+};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
     estimate::{Estimate, Limits},
-    stratum::{PAGE_BYTES, Stratum},
+    stratum::{LongFiles, PAGE_BYTES, Stratum},
 };
 
 /// Pieces of data in each image that measures the cost of zeros.
@@ -31,6 +33,12 @@ const MOST_OF_HOLE: f64 = 1.0 / 128.0;
 /// Maximum bytes of a record of a cluster, or of a hole, in a file that is stored without its zeros.
 const RECORD_BYTES: f64 = 32.0;
 
+/// Bytes of a compact index of a block.
+const INDEX_BYTES: f64 = 2.0;
+
+/// Maximum bytes of a cluster of zeros: 4 MiB of them, with LZ4.
+const MOST_OF_ZEROS: f64 = 5.0 * PAGE_BYTES as f64;
+
 /// Bytes of an inode with its own time.
 pub(super) const INODE_BYTES: u64 = InodeTimes::EXTENDED_BYTES;
 
@@ -51,6 +59,8 @@ pub(super) struct Zeros {
     per_byte: f64,
     /// The least and the most that a byte has cost.
     rates: [f64; 2],
+    /// The most that a cluster of zeros takes.
+    most_of_cluster: f64,
 }
 
 impl Zeros {
@@ -64,7 +74,27 @@ impl Zeros {
         let per_run = short.1 - per_byte * short.0;
         let rates = runs.iter().map(|(len, cost)| ((cost - per_run) / len).max(0.0));
         let [least, most] = rates.fold([per_byte; 2], |[least, most], rate| [least.min(rate), most.max(rate)]);
-        Ok(Self { per_run, per_byte, rates: [least, most] })
+        let most_of_cluster = f64::from(options.pcluster_bytes).min(MOST_OF_ZEROS);
+        Ok(Self { per_run, per_byte, rates: [least, most], most_of_cluster })
+    }
+
+    /// Returns the size of this many runs of zeros after data, in a stratum of these files.
+    pub(super) fn cost_in(self, files: LongFiles, runs: f64, bytes: Estimate) -> Estimate {
+        let (apart, shared) = (self.cost(runs, bytes), self.shared_cost(runs, bytes));
+        match files {
+            LongFiles::None => apart,
+            _ if shared.low() >= apart.high() => apart,
+            LongFiles::One(_) if shared.high() <= apart.low() => shared,
+            _ => apart.covering(shared),
+        }
+    }
+
+    /// Returns the size of this many runs of zeros in a file whose zeros share clusters, apart from the
+    /// first and the last of each run.
+    fn shared_cost(self, runs: f64, bytes: Estimate) -> Estimate {
+        let ends = runs * self.most_of_cluster;
+        let fixed = UNSHARED_BYTES as f64 + self.per_run * runs + ends;
+        Estimate::exact(fixed) + bytes.scaled(INDEX_BYTES / PAGE_BYTES as f64) + Estimate::doubt([ends; 2])
     }
 
     /// Returns the size of this many runs of zeros after data.

@@ -431,7 +431,7 @@ fn rest_of(stratum: &Stratum, zeros: Option<Zeros>) -> Estimate {
     // Zeros and holes follow where data ends.
     let (ends, hole_bytes) = (stratum.data_ends(), stratum.hole_bytes as f64);
     let stored = || match zeros {
-        Some(zeros) => zeros.cost(ends, found + Estimate::exact(hole_bytes)),
+        Some(zeros) => zeros.cost_in(stratum.long_files, ends, found + Estimate::exact(hole_bytes)),
         None => Estimate::unknown(found.high() + hole_bytes, costs::limits_of_zeros()),
     };
     let left_out = || costs::without_zeros(ends, data_bytes, stratum.inner_zeros());

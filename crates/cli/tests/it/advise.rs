@@ -185,6 +185,23 @@ fn forecasts_hold_for_disks_of_holes() {
     }
 }
 
+/// A disk of which more than a sixteenth is data, so that its zeros are stored.
+#[test]
+fn forecasts_hold_for_disks_with_many_zeros() {
+    let folder = TempDir::new().expect("a folder");
+    let (file, noise) = (path(&folder, "disk"), &mut Noise(14));
+    let disk = File::create(&file).expect("a file");
+    disk.set_len(2 << 30).expect("a file system with holes");
+    for number in 0..10 {
+        disk.write_all_at(&noise.text(16 << 20), number * (200 << 20)).expect("room");
+    }
+    let advice = advise(&[&file]);
+    for (codec, cluster) in [("lz4", "4K"), ("zstd,3", "64K")] {
+        let truth = packed_bytes(&folder, &file, codec, cluster);
+        advice.holds("a disk with many zeros", &format!("{codec}@{cluster}"), "image_bytes", truth);
+    }
+}
+
 #[test]
 fn forecasts_hold_for_many_small_files() {
     let folder = TempDir::new().expect("a folder");

@@ -23,7 +23,7 @@ use super::plan::Plan;
 use super::repeats::{self, Chunk, Repeats};
 use super::report::Progress;
 use super::segment::{self, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
-use super::shape::Shape;
+use super::shape::{LONG_FILE_BYTES, Shape};
 use super::spare::Spare;
 use super::spool::{Fragment, Spool};
 use super::tree::{NodeId, NodeKind, Tree};
@@ -56,6 +56,8 @@ pub(crate) struct Data {
     pub(crate) end_block: u32,
     pub(crate) data_bytes: u64,
     pub(crate) shared_blocks: u64,
+    /// Whether zeros of long files share clusters, although the options share none.
+    pub(crate) shares_zeros: bool,
     /// A hash of everything stored.
     pub(crate) digest: u128,
 }
@@ -80,6 +82,7 @@ pub(crate) fn write(
         worker: Worker::new(plan.choices.ways(), &plan.devices),
         spare: Spare::new(options.thread_count()),
         zeros: Zeros::default(),
+        shares_zeros: false,
     };
     let mut files = HashMap::new();
     let (mut ids, mut sources) = (Vec::new(), Vec::new());
@@ -122,6 +125,7 @@ pub(crate) fn write(
         end_block: blocks.next(),
         data_bytes: u64::from(blocks.next() - plan.first_data_block()) << options.block_bits(),
         shared_blocks: blocks.shared(),
+        shares_zeros: writer.shares_zeros,
         digest: blocks.digest(),
     })
 }
@@ -142,7 +146,12 @@ struct Writer<'a> {
     worker: Worker<'a>,
     spare: Spare,
     zeros: Zeros,
+    shares_zeros: bool,
 }
+
+/// Zeros of a long file share clusters once they have taken this many bytes. Fewer are not worth the
+/// need for Linux 6.1.
+pub const UNSHARED_BYTES: u64 = 1 << 20;
 
 /// Bytes that are read together when a plain file is read again.
 const READ_BYTES: u64 = 1 << 20;
@@ -306,7 +315,7 @@ impl Writer<'_> {
                 if segment.zeros < part.len {
                     self.add_zeros(file, &part.source)?;
                 }
-                self.add_pieces(file, part.source.way, &segment, true)?;
+                self.add_pieces(file, part.source.way, &segment, self.shares())?;
                 file.zeros += segment.zeros;
                 if part.ends_file() && file.is_plain {
                     file.plain_end = segment.plain_end(self.options.block_bytes as usize).to_vec();
@@ -385,9 +394,9 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Adds the pieces of a segment that was compressed with choice `way`.
+    /// Adds the pieces of a segment that was compressed with choice `way`, and shares equal clusters if
+    /// `share` is set.
     fn add_pieces(&mut self, file: &mut OpenFile, way: usize, segment: &Segment, share: bool) -> Result<()> {
-        let share = share && self.shares();
         let format = self.ways[way].map(|compression| compression.codec.format());
         let block = self.options.block_bytes as usize;
         let (mut pieces, mut blocks) = (&segment.pieces[..], &segment.blocks[..]);
@@ -465,6 +474,7 @@ impl Writer<'_> {
         if source.shape.has_holes() {
             return self.add_hole(file);
         }
+        let is_long = source.size >= LONG_FILE_BYTES && self.options.indexes == options::Indexes::Auto;
         let mut zeros = std::mem::take(&mut self.zeros);
         let mut first = true;
         while file.zeros > 0
@@ -472,7 +482,12 @@ impl Writer<'_> {
         {
             let cluster = zeros.cluster(source.way, compression, file.zeros, self.options)?;
             file.zeros -= cluster.content_bytes() as u64;
-            self.add_pieces(file, source.way, cluster, !first && file.zeros > 0)?;
+            let is_inner = !first && file.zeros > 0;
+            let shares_here = is_long && u64::from(file.zero_blocks) << self.options.block_bits() >= UNSHARED_BYTES;
+            let (next, shared) = (self.blocks.next(), self.blocks.shared());
+            self.add_pieces(file, source.way, cluster, is_inner && (self.shares() || shares_here))?;
+            file.zero_blocks += self.blocks.next() - next;
+            self.shares_zeros |= !self.shares() && self.blocks.shared() > shared;
             first = false;
         }
         self.zeros = zeros;
@@ -503,7 +518,7 @@ impl Writer<'_> {
         let options = SegmentOptions::new(self.options, compression, false);
         let compressor = self.worker.compressor(way, compression)?;
         let segment = compressor.compress(bytes, &[], true, &options, Vec::new());
-        self.add_pieces(file, way, &segment, true)
+        self.add_pieces(file, way, &segment, self.shares())
     }
 
     /// Chooses the layout of a file after its last segment.
@@ -661,6 +676,8 @@ struct OpenFile {
     at: u64,
     /// Zeros after the extents that no extent covers yet.
     zeros: u64,
+    /// The number of blocks with clusters of zeros.
+    zero_blocks: u32,
     tail: Vec<u8>,
     /// The content of a plain file's last piece.
     plain_end: Vec<u8>,
@@ -682,6 +699,7 @@ impl OpenFile {
             chunk_blocks: source.shape.chunking().map_or(1, Chunking::blocks),
             at: 0,
             zeros: 0,
+            zero_blocks: 0,
             tail: Vec::new(),
             plain_end: Vec::new(),
         }

@@ -217,7 +217,7 @@ pub(crate) fn write(
         xattr_blkaddr: if plan.shared_xattrs.is_empty() { 0 } else { next_block },
         uuid,
         volume_name: options.volume_name,
-        feature_incompat: features(options, &plan, chunked, files_with_extents > 0, packed_nid > 0),
+        feature_incompat: features(options, &plan, &data, chunked, files_with_extents > 0, packed_nid > 0),
         available_compr_algs: plan.choices.formats(),
         extra_devices: plan.devices.count(),
         devt_slotoff: if plan.devices.is_empty() { 0 } else { (plan.devices_at() / DeviceSlot::SIZE as u64) as u16 },
@@ -247,6 +247,7 @@ pub(crate) fn write(
         inode_bytes: placed_bytes,
         shared_blocks: data.shared_blocks,
         files_with_extents,
+        shares_zeros: data.shares_zeros,
     })
 }
 
@@ -364,7 +365,7 @@ fn derive_uuid(digest: &Xxh3) -> [u8; 16] {
     uuid
 }
 
-fn features(options: &BuildOptions, plan: &Plan, chunked: bool, extents: bool, packed: bool) -> u32 {
+fn features(options: &BuildOptions, plan: &Plan, data: &Data, chunked: bool, extents: bool, packed: bool) -> u32 {
     let mut features = 0;
     let mut set = |bit, on| features |= if on { bit } else { 0 };
     set(incompat::ZERO_PADDING, plan.choices.any());
@@ -373,7 +374,7 @@ fn features(options: &BuildOptions, plan: &Plan, chunked: bool, extents: bool, p
     set(incompat::ADDRESSES_48BIT, extents);
     set(incompat::DEVICE_TABLE_OR_HEAD2, !plan.devices.is_empty());
     set(incompat::ZTAILPACKING, options.ztailpacking);
-    set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off);
+    set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off || data.shares_zeros);
     set(incompat::XATTR_PREFIXES, plan.prefixes.count() > 0);
     features
 }

@@ -78,6 +78,7 @@ use std::fs::File;
 
 pub(crate) use base::{BaseImage, BaseSpot, Device, OverlayBase};
 pub use content::Content;
+pub use data::UNSHARED_BYTES;
 pub(crate) use holes::ReadContent;
 pub use ids::{IdMap, IdRange};
 pub use inline::{directory_bytes, placed_bytes, stored_bytes};

@@ -9,7 +9,7 @@ use crate::work::thread_count;
 #[non_exhaustive]
 pub enum Indexes {
     /// Like [`Compact`](Self::Compact), but files of 1 GiB or more of which at most a sixteenth is not
-    /// zeros have encoded extents.
+    /// zeros have encoded extents, and the zeros of other files of this length share clusters.
     Auto,
     /// 2 or 4 bytes per block if a file's clusters are in order; otherwise full.
     Compact,

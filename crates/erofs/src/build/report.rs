@@ -19,6 +19,9 @@ pub struct BuildReport {
     /// The number of files with encoded extents. If there is one, Linux mounts the image from
     /// version 6.15 on.
     pub files_with_extents: u64,
+    /// Whether zeros of long files share clusters, although the options share none. Then Linux mounts
+    /// the image from version 6.1 on.
+    pub shares_zeros: bool,
 }
 
 /// The progress of a build.
