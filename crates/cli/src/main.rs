@@ -38,7 +38,11 @@ mod storage;
 mod text;
 mod top;
 
-use std::{env, process::ExitCode};
+use std::{
+    env,
+    io::{self, IsTerminal, Write},
+    process::ExitCode,
+};
 
 use clap::{
     CommandFactory, Parser, Subcommand,
@@ -118,11 +122,7 @@ fn main() -> ExitCode {
     };
     let command = match Args::try_parse_from(words) {
         Ok(args) => args.command,
-        Err(error) if !error.use_stderr() => {
-            // A closed standard output is not an error here.
-            let _ = error.print();
-            return ExitCode::SUCCESS;
-        }
+        Err(error) if !error.use_stderr() => return exit_code(show_text(&error).map(|()| ExitCode::SUCCESS)),
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // The list of commands. A closed standard error is not an error here.
             let _ = error.print();
@@ -183,6 +183,22 @@ fn main() -> ExitCode {
         Command::Completions(args) => done(generate::completions(&args, Args::command())),
         Command::Man(args) => done(generate::man(&args, Args::command())),
     };
+    exit_code(result)
+}
+
+/// Prints the help or the version.
+fn show_text(text: &clap::Error) -> anyhow::Result<()> {
+    if io::stdout().is_terminal() {
+        // In colors.
+        return Ok(text.print()?);
+    }
+    let mut out = output::output();
+    write!(out, "{}", text.render())?;
+    Ok(out.flush()?)
+}
+
+/// Reports a failure, and returns the exit status of the program.
+fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
