@@ -45,7 +45,7 @@ use std::{
 };
 
 use clap::{
-    CommandFactory, Parser, Subcommand,
+    CommandFactory, FromArgMatches, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use pagefold_size as size;
@@ -111,6 +111,11 @@ enum Command {
     Man(generate::ManArgs),
 }
 
+/// Returns the definition of the command line.
+fn definition() -> clap::Command {
+    generate::with_names(Args::command())
+}
+
 fn main() -> ExitCode {
     let (words, at_start) = match serve::config::expand(env::args_os().collect()) {
         Ok(expanded) => expanded,
@@ -120,7 +125,8 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let command = match Args::try_parse_from(words) {
+    let parsed = definition().try_get_matches_from(words).and_then(|found| Args::from_arg_matches(&found));
+    let command = match parsed {
         Ok(args) => args.command,
         Err(error) if !error.use_stderr() => return exit_code(show_text(&error).map(|()| ExitCode::SUCCESS)),
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -180,8 +186,8 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount::run(&args),
         Command::Advise(args) => done(advise::run(&args)),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Completions(args) => done(generate::completions(&args, Args::command())),
-        Command::Man(args) => done(generate::man(&args, Args::command())),
+        Command::Completions(args) => done(generate::completions(&args, &definition())),
+        Command::Man(args) => done(generate::man(&args, definition())),
     };
     exit_code(result)
 }
@@ -225,6 +231,11 @@ mod tests {
 
     #[test]
     fn options_of_each_command_have_names_of_their_own() {
-        Args::command().debug_assert();
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn completions_help_and_pages_have_the_names_that_users_may_type() {
+        generate::tests::generated_texts_agree_with(&definition());
     }
 }
