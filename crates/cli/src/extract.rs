@@ -182,7 +182,7 @@ fn in_target(directory: &Path, path: &[u8]) -> String {
 
 /// Describes what was left out; empty if nothing was.
 fn left_out(left_out: &LeftOut, with_owners: bool) -> String {
-    let LeftOut { xattrs, more_xattrs, devices, owners, .. } = left_out;
+    let LeftOut { xattrs, more_xattrs, devices, owners, times, .. } = left_out;
     let mut parts = Vec::new();
     let all = xattrs.values().sum::<u64>() + more_xattrs;
     if all > 0 {
@@ -197,6 +197,9 @@ fn left_out(left_out: &LeftOut, with_owners: bool) -> String {
     }
     if *owners > 0 && with_owners {
         parts.push(format!("owners of {}", counted(*owners, "file")));
+    }
+    if *times > 0 {
+        parts.push(format!("times of {}, which the file system cannot hold", counted(*times, "file")));
     }
     parts.join(", ")
 }
