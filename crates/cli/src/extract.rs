@@ -8,7 +8,7 @@ use pagefold_erofs::{Error, Existing, ExtractOptions, ExtractProblem, ExtractRep
 
 use crate::{
     image::{ImageArgs, ImagePath, print_warnings, resolve, show_below},
-    text::show,
+    text::{plain, show},
 };
 use crate::{report::print, size};
 
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             2 => " (and 1 more file)".to_owned(),
             count => format!(" (and {} more files)", count - 1),
         };
-        print(&format!("{}: {}{more}", in_target(&args.directory, path), show(error.to_string().as_bytes())));
+        print(&format!("{}: {}{more}", in_target(&args.directory, path), plain(&error.to_string())));
     }
     let left_out = left_out(&report.left_out, !args.no_owners);
     if !left_out.is_empty() {

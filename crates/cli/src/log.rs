@@ -21,7 +21,7 @@ use rustix::{
     fs::fstat,
 };
 
-use crate::text::{date, show};
+use crate::text::{date, plain};
 
 /// The socket of the system log (RFC 3164), which the journal provides too.
 const SYSTEM_LOG: &str = "/dev/log";
@@ -116,7 +116,7 @@ impl Sink {
 
     /// Writes a line. Failures cannot be reported anywhere.
     pub(crate) fn line(&self, level: Level, text: &str) {
-        let text = show(text.as_bytes());
+        let text = plain(text);
         let _ = match self {
             Self::File(_, file) => {
                 let mut file = file;
@@ -308,7 +308,7 @@ pub(crate) fn write(level: Level, text: &str) {
 
 fn write_at(stamp: &str, level: Level, text: &str) {
     // Names may contain control characters.
-    let text = show(text.as_bytes());
+    let text = plain(text);
     let _ = if goes_to_journal() {
         writeln!(io::stderr(), "<{}>{text}", level.priority())
     } else {
@@ -319,7 +319,7 @@ fn write_at(stamp: &str, level: Level, text: &str) {
 /// Writes a line without the program's name to standard error: a result, or one of many lines about
 /// the same file. Failures are ignored: a closed or full standard error changes no exit status.
 pub(crate) fn line(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", show(text.as_bytes()));
+    let _ = writeln!(io::stderr(), "{}", plain(text));
 }
 
 /// Returns whether standard error is the journal's stream, which accepts priorities and adds the

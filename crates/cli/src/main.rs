@@ -39,8 +39,11 @@ mod text;
 mod top;
 
 use std::{
+    any::TypeId,
     env,
+    ffi::OsString,
     io::{self, IsTerminal, Write},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -113,7 +116,17 @@ enum Command {
 
 /// Returns the definition of the command line.
 fn definition() -> clap::Command {
-    generate::with_names(Args::command())
+    generate::with_names(Args::command()).mut_subcommands(|command| command.mut_args(with_any_value))
+}
+
+/// Lets an option take a value that begins with `-`, such as -1, for its parser to refuse: it says what
+/// is expected. Texts and paths that begin so are more likely another option.
+fn with_any_value(arg: clap::Arg) -> clap::Arg {
+    let of = arg.get_value_parser().type_id();
+    let is_text = of == TypeId::of::<String>() || of == TypeId::of::<OsString>() || of == TypeId::of::<PathBuf>();
+    let may_lack_it = arg.get_num_args().is_some_and(|number| number.min_values() == 0);
+    let is_parsed = !arg.is_positional() && arg.get_action().takes_values() && !is_text && !may_lack_it;
+    if is_parsed { arg.allow_hyphen_values(true) } else { arg }
 }
 
 fn main() -> ExitCode {
