@@ -8,7 +8,7 @@ use pagefold_erofs::{Error, Existing, ExtractOptions, ExtractProblem, ExtractRep
 
 use crate::{
     image::{ImageArgs, ImagePath, print_warnings, resolve, show_below},
-    text::show,
+    text::{plain, show},
 };
 use crate::{report::print, size};
 
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             2 => " (and 1 more file)".to_owned(),
             count => format!(" (and {} more files)", count - 1),
         };
-        print(&format!("{}: {}{more}", in_target(&args.directory, path), show(error.to_string().as_bytes())));
+        print(&format!("{}: {}{more}", in_target(&args.directory, path), plain(&error.to_string())));
     }
     let left_out = left_out(&report.left_out, !args.no_owners);
     if !left_out.is_empty() {
@@ -182,7 +182,7 @@ fn in_target(directory: &Path, path: &[u8]) -> String {
 
 /// Describes what was left out; empty if nothing was.
 fn left_out(left_out: &LeftOut, with_owners: bool) -> String {
-    let LeftOut { xattrs, more_xattrs, devices, owners, .. } = left_out;
+    let LeftOut { xattrs, more_xattrs, devices, owners, times, .. } = left_out;
     let mut parts = Vec::new();
     let all = xattrs.values().sum::<u64>() + more_xattrs;
     if all > 0 {
@@ -197,6 +197,9 @@ fn left_out(left_out: &LeftOut, with_owners: bool) -> String {
     }
     if *owners > 0 && with_owners {
         parts.push(format!("owners of {}", counted(*owners, "file")));
+    }
+    if *times > 0 {
+        parts.push(format!("times of {}, which the file system cannot hold", counted(*times, "file")));
     }
     parts.join(", ")
 }

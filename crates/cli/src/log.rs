@@ -21,7 +21,7 @@ use rustix::{
     fs::fstat,
 };
 
-use crate::text::{date, show};
+use crate::text::{date, plain};
 
 /// The socket of the system log (RFC 3164), which the journal provides too.
 const SYSTEM_LOG: &str = "/dev/log";
@@ -80,10 +80,19 @@ impl Sink {
     pub(crate) fn file(path: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot open the log file {}", path.display());
         let path = std::path::absolute(path).with_context(failed)?;
+        let kind = fs::metadata(&path).map(|found| (found.file_type(), is_standard(&found)));
+        if let Ok((kind, is_standard)) = kind {
+            // Opening a pipe would wait for its reader.
+            ensure!(
+                kind.is_file() || kind.is_block_device() || kind.is_char_device() || is_standard,
+                "{} is not a file: name another file for the log",
+                path.display()
+            );
+        }
         let file = OpenOptions::new().create(true).append(true).open(&path).with_context(failed)?;
         ensure!(
             takes_lines(&file, &path).with_context(failed)?,
-            "{} is not a log of pagefold's, so nothing is appended to it: name another file with --log-file",
+            "{} is not a log of pagefold's, so nothing is appended to it: name another file for the log",
             path.display()
         );
         Ok(Self::File(path, file))
@@ -107,7 +116,7 @@ impl Sink {
 
     /// Writes a line. Failures cannot be reported anywhere.
     pub(crate) fn line(&self, level: Level, text: &str) {
-        let text = show(text.as_bytes());
+        let text = plain(text);
         let _ = match self {
             Self::File(_, file) => {
                 let mut file = file;
@@ -127,15 +136,12 @@ impl Sink {
 }
 
 /// Returns whether lines may be appended to an open file: it is empty, begins with a line of a log, or
-/// is a pipe, a terminal, or this process's standard output or error, which its user chose.
+/// is a terminal, or this process's standard output or error.
 fn takes_lines(file: &File, path: &Path) -> io::Result<bool> {
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
-    let is_standard = |stream: rustix::io::Result<rustix::fs::Stat>| {
-        stream.is_ok_and(|stream| (stream.st_dev, stream.st_ino) == (metadata.dev(), metadata.ino()))
-    };
     let has_content = kind.is_block_device() || kind.is_file() && metadata.len() > 0;
-    if !has_content || is_standard(fstat(io::stderr())) || is_standard(fstat(io::stdout())) {
+    if !has_content || is_standard(&metadata) {
         return Ok(true);
     }
     let readable = File::open(path)?;
@@ -148,6 +154,14 @@ fn takes_lines(file: &File, path: &Path) -> io::Result<bool> {
         });
     // The name may have got another file since.
     Ok(is_line && is_same(&metadata, &readable.metadata()?))
+}
+
+/// Returns whether this is the file of standard output or error, which the user chose.
+fn is_standard(file: &Metadata) -> bool {
+    let is_file = |stream: rustix::io::Result<rustix::fs::Stat>| {
+        stream.is_ok_and(|stream| (stream.st_dev, stream.st_ino) == (file.dev(), file.ino()))
+    };
+    is_file(fstat(io::stderr())) || is_file(fstat(io::stdout()))
 }
 
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
@@ -187,6 +201,14 @@ impl Log {
     /// Returns whether lines go elsewhere than to standard error.
     pub(crate) fn has_sink(self) -> bool {
         target().sink.is_some()
+    }
+
+    /// Returns whether lines go to the file with these device and inode numbers.
+    pub(crate) fn is_written_to(self, file: (u64, u64)) -> bool {
+        match &target().sink {
+            Some(Sink::File(_, log)) => log.metadata().is_ok_and(|log| (log.dev(), log.ino()) == file),
+            Some(Sink::System(_)) | None => false,
+        }
     }
 
     /// Writes no more lines to standard error.
@@ -286,7 +308,7 @@ pub(crate) fn write(level: Level, text: &str) {
 
 fn write_at(stamp: &str, level: Level, text: &str) {
     // Names may contain control characters.
-    let text = show(text.as_bytes());
+    let text = plain(text);
     let _ = if goes_to_journal() {
         writeln!(io::stderr(), "<{}>{text}", level.priority())
     } else {
@@ -297,7 +319,7 @@ fn write_at(stamp: &str, level: Level, text: &str) {
 /// Writes a line without the program's name to standard error: a result, or one of many lines about
 /// the same file. Failures are ignored: a closed or full standard error changes no exit status.
 pub(crate) fn line(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", show(text.as_bytes()));
+    let _ = writeln!(io::stderr(), "{}", plain(text));
 }
 
 /// Returns whether standard error is the journal's stream, which accepts priorities and adds the

@@ -38,10 +38,17 @@ mod storage;
 mod text;
 mod top;
 
-use std::{env, process::ExitCode};
+use std::{
+    any::TypeId,
+    env,
+    ffi::OsString,
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{
-    CommandFactory, Parser, Subcommand,
+    CommandFactory, FromArgMatches, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use pagefold_size as size;
@@ -107,6 +114,21 @@ enum Command {
     Man(generate::ManArgs),
 }
 
+/// Returns the definition of the command line.
+fn definition() -> clap::Command {
+    generate::with_names(Args::command()).mut_subcommands(|command| command.mut_args(with_any_value))
+}
+
+/// Lets an option take a value that begins with `-`, such as -1, for its parser to refuse: it says what
+/// is expected. Texts and paths that begin so are more likely another option.
+fn with_any_value(arg: clap::Arg) -> clap::Arg {
+    let of = arg.get_value_parser().type_id();
+    let is_text = of == TypeId::of::<String>() || of == TypeId::of::<OsString>() || of == TypeId::of::<PathBuf>();
+    let may_lack_it = arg.get_num_args().is_some_and(|number| number.min_values() == 0);
+    let is_parsed = !arg.is_positional() && arg.get_action().takes_values() && !is_text && !may_lack_it;
+    if is_parsed { arg.allow_hyphen_values(true) } else { arg }
+}
+
 fn main() -> ExitCode {
     let (words, at_start) = match serve::config::expand(env::args_os().collect()) {
         Ok(expanded) => expanded,
@@ -116,13 +138,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let command = match Args::try_parse_from(words) {
+    let parsed = definition().try_get_matches_from(words).and_then(|found| Args::from_arg_matches(&found));
+    let command = match parsed {
         Ok(args) => args.command,
-        Err(error) if !error.use_stderr() => {
-            // A closed standard output is not an error here.
-            let _ = error.print();
-            return ExitCode::SUCCESS;
-        }
+        Err(error) if !error.use_stderr() => return exit_code(show_text(&error).map(|()| ExitCode::SUCCESS)),
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // The list of commands. A closed standard error is not an error here.
             let _ = error.print();
@@ -180,9 +199,25 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount::run(&args),
         Command::Advise(args) => done(advise::run(&args)),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Completions(args) => done(generate::completions(&args, Args::command())),
-        Command::Man(args) => done(generate::man(&args, Args::command())),
+        Command::Completions(args) => done(generate::completions(&args, &definition())),
+        Command::Man(args) => done(generate::man(&args, definition())),
     };
+    exit_code(result)
+}
+
+/// Prints the help or the version.
+fn show_text(text: &clap::Error) -> anyhow::Result<()> {
+    if io::stdout().is_terminal() {
+        // In colors.
+        return Ok(text.print()?);
+    }
+    let mut out = output::output();
+    write!(out, "{}", text.render())?;
+    Ok(out.flush()?)
+}
+
+/// Reports a failure, and returns the exit status of the program.
+fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
@@ -209,6 +244,11 @@ mod tests {
 
     #[test]
     fn options_of_each_command_have_names_of_their_own() {
-        Args::command().debug_assert();
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn completions_help_and_pages_have_the_names_that_users_may_type() {
+        generate::tests::generated_texts_agree_with(&definition());
     }
 }

@@ -3,12 +3,15 @@
 
 use std::{
     fmt,
-    io::{self, BufWriter, ErrorKind, StdoutLock, Write},
+    fs::File,
+    io::{self, BufWriter, ErrorKind, Write},
 };
+
+use pagefold_output::standard_output;
 
 /// Returns buffered standard output. The caller must flush it at the end.
 pub(crate) fn output() -> BufWriter<Output> {
-    BufWriter::new(Output(io::stdout().lock()))
+    BufWriter::new(Output(standard_output()))
 }
 
 /// Returns whether the error means that the output has no reader anymore, which is not a failure.
@@ -18,15 +21,20 @@ pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     })
 }
 
-pub(crate) struct Output(StdoutLock<'static>);
+/// Standard output. If it was closed at the start, the first write fails.
+pub(crate) struct Output(io::Result<File>);
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes).map_err(as_output_error)
+        let written = match &mut self.0 {
+            Ok(file) => file.write(bytes),
+            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+        };
+        written.map_err(as_output_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush().map_err(as_output_error)
+        Ok(())
     }
 }
 

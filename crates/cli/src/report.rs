@@ -10,7 +10,11 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     let end = ["\nUsage:", "\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
     let text = &text[..end.unwrap_or(text.len())];
     let lines = text.strip_prefix("error: ").unwrap_or(text).lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join(" ")
+    // The standard library's words.
+    lines
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace("invalid digit found in string", "expected a whole number of at least 0")
 }
 
 /// An impossible request on the command line. The exit status is the one that clap uses for an

@@ -9,7 +9,7 @@ use pagefold_base::Format;
 use pagefold_erofs::{CompareReport, Difference, IdMap, IdRange, ImageFile, ScanOptions, Tree, WarningKind};
 use pagefold_source::{Error, Options, Platform, Warn};
 
-use crate::text::show;
+use crate::text::{plain, show};
 use crate::{
     log,
     report::{misuse, print},
@@ -132,7 +132,7 @@ fn warn_of(tree: &Tree) {
                 print(&format!("skipped: {}", show(example.as_bytes())));
             }
         }
-        print(&format!("warning: {}", show(warning.to_string().as_bytes())));
+        print(&format!("warning: {}", plain(&warning.to_string())));
     }
 }
 

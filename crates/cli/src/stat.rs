@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use pagefold_control::{Command, DiskKind, DiskStat, Figures, ServerStat, Stat};
 
-use crate::{figure::Figure, output::output, peer::Peer, size, text::show};
+use crate::{figure::Figure, output::output, peer::Peer, size, text::plain};
 
 /// Bytes of a page of zram.
 const PAGE_BYTES: u64 = 4096;
@@ -168,10 +168,10 @@ fn server_words(out: &mut dyn Write, server: &ServerStat) -> io::Result<()> {
 
 fn disk_words(out: &mut dyn Write, disk: &DiskStat, _: &str) -> io::Result<()> {
     if disk.kind == DiskKind::Base {
-        let (name, size) = (show(disk.name.as_bytes()), size::written(disk.size_bytes));
+        let (name, size) = (plain(&disk.name), size::written(disk.size_bytes));
         return writeln!(out, "base '{name}': {size}, read-only");
     }
-    writeln!(out, "disk '{}': {}", show(disk.name.as_bytes()), size::written(disk.size_bytes))?;
+    writeln!(out, "disk '{}': {}", plain(&disk.name), size::written(disk.size_bytes))?;
     figures_words(out, &disk.figures, disk.limit_bytes)
 }
 

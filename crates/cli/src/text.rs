@@ -22,12 +22,22 @@ pub(crate) fn date(seconds: i64, nanoseconds: u32) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{nanoseconds:09}")
 }
 
-/// Returns a name in printable form: characters that cannot be seen and invalid UTF-8 are escaped.
+/// Returns a name in printable form: characters that cannot be seen, invalid UTF-8 and backslashes are
+/// escaped, so no two names look alike.
 pub(crate) fn show(name: &[u8]) -> String {
+    escaped(name, |letter| is_unseen(letter) || letter == '\\')
+}
+
+/// Returns a text, which may contain names in printable form, with what cannot be seen escaped.
+pub(crate) fn plain(text: &str) -> String {
+    escaped(text.as_bytes(), is_unseen)
+}
+
+fn escaped(text: &[u8], is_escaped: impl Fn(char) -> bool) -> String {
     let mut shown = String::new();
-    for chunk in name.utf8_chunks() {
+    for chunk in text.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if is_unseen(letter) {
+            if is_escaped(letter) {
                 let _ = write!(shown, "{}", letter.escape_default());
             } else {
                 shown.push(letter);
@@ -82,6 +92,9 @@ mod tests {
     fn names_are_safe_to_show() {
         assert_eq!(show("grün".as_bytes()), "grün");
         assert_eq!(show(b"\x1b[2J\xff\n"), "\\u{1b}[2J\\xff\\n");
+        assert_ne!(show(b"\\n"), show(b"\n"));
+        // Once shown, a name is the same in each text.
+        assert_eq!((show(b"a\\b").as_str(), plain(&show(b"a\\b\n")).as_str()), ("a\\\\b", "a\\\\b\\n"));
         assert_eq!(show("a\u{202e}\u{200b}\u{2028}b".as_bytes()), "a\\u{202e}\\u{200b}\\u{2028}b");
     }
 

@@ -46,8 +46,13 @@ pub enum ClientError {
         version: String,
     },
     /// The program that listens is not a pagefold server.
-    #[error("not a pagefold server: {0}")]
-    Foreign(String),
+    #[error("{}: not a pagefold server: {what}", path.display())]
+    Foreign {
+        /// The path.
+        path: PathBuf,
+        /// What it does differently.
+        what: String,
+    },
     /// The connection broke, or no answer arrived in time.
     #[error("the server did not reply")]
     Io(#[source] io::Error),
@@ -61,6 +66,7 @@ fn is_missing(error: &io::Error) -> bool {
 /// A connection to a server's control socket.
 #[derive(Debug)]
 pub struct Client {
+    path: PathBuf,
     stream: UnixStream,
     lines: Lines,
     time: Duration,
@@ -81,19 +87,19 @@ impl Client {
     pub fn connect(path: &Path, time: Duration) -> Result<Self, ClientError> {
         let connect = |source| ClientError::Connect { path: path.into(), source };
         let stream = UnixStream::connect(path).map_err(connect)?;
-        let mut client = Self { stream, lines: Lines::default(), time, next_id: 1 };
+        let mut client = Self { path: path.into(), stream, lines: Lines::default(), time, next_id: 1 };
         let line = client.line(time).map_err(|error| match error {
             ClientError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
-                ClientError::Foreign("no greeting".to_owned())
+                ClientError::Foreign { path: path.into(), what: "no greeting".to_owned() }
             }
             error => error,
         })?;
-        let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
+        let foreign = |error: serde_json::Error| client.foreign(error.to_string());
         let Greeting { name, protocol, version } = serde_json::from_slice(&line).map_err(foreign)?;
         match (name.as_str(), protocol) {
             ("pagefold", PROTOCOL) => Ok(client),
             ("pagefold", _) => Err(ClientError::Version { protocol, version }),
-            _ => Err(ClientError::Foreign(format!("it calls itself {name:?}"))),
+            _ => Err(client.foreign(format!("it calls itself {name:?}"))),
         }
     }
 
@@ -105,7 +111,7 @@ impl Client {
     pub fn server_user(&mut self) -> Result<Uid, ClientError> {
         set_socket_passcred(&self.stream, true).map_err(|error| ClientError::Io(error.into()))?;
         self.call::<Value>(&Command::List {})?;
-        self.lines.sender().ok_or_else(|| ClientError::Foreign("its user is unknown".to_owned()))
+        self.lines.sender().ok_or_else(|| self.foreign("its user is unknown".to_owned()))
     }
 
     /// Executes a command and returns its result: the record that the corresponding method of
@@ -120,10 +126,9 @@ impl Client {
         command: &Command,
         file: Option<BorrowedFd<'_>>,
     ) -> Result<T, ClientError> {
-        let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
         let id = self.next_id;
         self.next_id += 1;
-        let request = request(id, command).map_err(foreign)?;
+        let request = request(id, command).map_err(|error| self.foreign(error.to_string()))?;
         let mut time = self.time;
         if let Command::Compact { seconds } = command {
             time = time.saturating_add(Duration::from_secs(*seconds));
@@ -138,10 +143,11 @@ impl Client {
             Err(cause) => ClientError::Io(cause),
             Ok(()) => error,
         })?;
+        let foreign = |error: serde_json::Error| self.foreign(error.to_string());
         match serde_json::from_slice(&line).map_err(foreign)? {
             Reply { error: Some(failure), .. } => Err(failure.into()),
             Reply { id: found, .. } if found != id => {
-                Err(ClientError::Foreign(format!("it replied to request {found} instead of {id}")))
+                Err(self.foreign(format!("it replied to request {found} instead of {id}")))
             }
             Reply { result, .. } => serde_json::from_value(result.unwrap_or_default()).map_err(foreign),
         }
@@ -155,8 +161,12 @@ impl Client {
             // The server may have read no further request.
             Err(ClientError::Io(_)) => Ok(true),
             Err(error) => Err(error),
-            Ok(_) => Err(ClientError::Foreign("unexpected reply".to_owned())),
+            Ok(_) => Err(self.foreign("unexpected reply".to_owned())),
         }
+    }
+
+    fn foreign(&self, what: String) -> ClientError {
+        ClientError::Foreign { path: self.path.clone(), what }
     }
 
     fn line(&mut self, time: Duration) -> Result<Vec<u8>, ClientError> {
@@ -165,7 +175,7 @@ impl Client {
             Ok(Some(line)) => Ok(line),
             Ok(None) => Err(ClientError::Io(io::ErrorKind::UnexpectedEof.into())),
             Err(LineError::TooSlow(_)) => Err(ClientError::Io(io::ErrorKind::TimedOut.into())),
-            Err(LineError::TooLong(_)) => Err(ClientError::Foreign("incomplete reply".to_owned())),
+            Err(LineError::TooLong(_)) => Err(self.foreign("incomplete reply".to_owned())),
             Err(LineError::Io(error)) => Err(ClientError::Io(error)),
         }
     }

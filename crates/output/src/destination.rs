@@ -12,7 +12,11 @@ use crate::{
     draft::UNGUARDED,
     error::{During, ensure, refuse},
     inputs::STANDARD_OUTPUT,
+    standard_output::{is_name, standard_output},
 };
+
+/// Standard output in messages.
+const OUTPUT_NAME: &str = "standard output";
 
 /// The destination of an image, checked before the work starts.
 #[derive(Debug)]
@@ -22,7 +26,7 @@ pub enum Destination {
     /// A block device. The complete image is copied there.
     Device(Device),
     /// Standard output. The complete image is copied there.
-    StandardOutput,
+    StandardOutput(File),
     /// A character device or a pipe, and its name. The complete image is copied there.
     Stream(File, String),
 }
@@ -40,9 +44,12 @@ impl Destination {
                 "refusing to write an image to a terminal: name a file or redirect standard output"
             );
             inputs.check_standard_output()?;
-            return Ok(Self::StandardOutput);
+            return standard_output().map(Self::StandardOutput).during(|| OUTPUT_NAME.to_owned());
         }
         let shown = || path.display().to_string();
+        if is_name(path) {
+            standard_output().during(shown)?;
+        }
         let written = Written::Image(format);
         let metadata = match fs::metadata(path) {
             Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => metadata,
@@ -64,7 +71,7 @@ impl Destination {
     pub fn place(&self) -> String {
         match self {
             Self::File(file) => file.path().display().to_string(),
-            Self::Device(_) | Self::StandardOutput | Self::Stream(..) => {
+            Self::Device(_) | Self::StandardOutput(_) | Self::Stream(..) => {
                 format!("a file in {}, from which the image is sent", std::env::temp_dir().display())
             }
         }
@@ -77,7 +84,7 @@ impl Destination {
     pub fn check_room(&self, len_bytes: u64) -> Result<()> {
         match self {
             Self::Device(device) => device.check_room(len_bytes),
-            Self::File(_) | Self::StandardOutput | Self::Stream(..) => Ok(()),
+            Self::File(_) | Self::StandardOutput(_) | Self::Stream(..) => Ok(()),
         }
     }
 
@@ -86,7 +93,7 @@ impl Destination {
     pub fn replaced(&self) -> Result<Option<ImageFile>> {
         let path = match self {
             Self::File(file) if file.replaces() => file.path(),
-            Self::StandardOutput if fs::metadata(STANDARD_OUTPUT).is_ok_and(|found| found.is_file()) => {
+            Self::StandardOutput(_) if fs::metadata(STANDARD_OUTPUT).is_ok_and(|found| found.is_file()) => {
                 Path::new(STANDARD_OUTPUT)
             }
             _ => return Ok(None),
@@ -122,7 +129,7 @@ impl Destination {
         match self {
             Self::File(file) => file.take(draft),
             Self::Device(device) => device.put(draft.file()),
-            Self::StandardOutput => send(draft.file(), io::stdout(), "standard output"),
+            Self::StandardOutput(output) => send(draft.file(), output, OUTPUT_NAME),
             Self::Stream(stream, name) => send(draft.file(), stream, &name),
         }
     }

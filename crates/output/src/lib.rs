@@ -20,7 +20,6 @@
 //! assert_eq!(fs::read(&path)?, b"a disk");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
 
 mod destination;
 mod device;
@@ -31,6 +30,7 @@ mod image_format;
 mod inputs;
 mod new_file;
 mod pid_file;
+mod standard_output;
 
 pub use destination::Destination;
 pub use device::Device;
@@ -41,3 +41,4 @@ pub use image_format::ImageFormat;
 pub use inputs::Inputs;
 pub use new_file::NewFile;
 pub use pid_file::PidFile;
+pub use standard_output::standard_output;

@@ -14,7 +14,10 @@ use super::{
     times::time,
     verdict::Verdict,
 };
-use crate::{size, text::show};
+use crate::{
+    size,
+    text::{plain, show},
+};
 
 /// Stands for a figure that was not measured.
 const UNKNOWN: &str = "-";
@@ -37,7 +40,7 @@ pub(super) fn write(out: &mut dyn Write, report: &Report, verdict: &Verdict) -> 
         writeln!(out, "Next:")?;
     }
     for command in &verdict.commands {
-        writeln!(out, "  {}", show(command.as_bytes()))?;
+        writeln!(out, "  {}", plain(command))?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::{record::Record, text::show};
+use crate::{record::Record, text::plain};
 
 /// Used by every server.
 pub(super) const ALWAYS: &str = "serve";
@@ -58,9 +58,9 @@ impl Check {
             let record = record.field("for", *used_by).field("found", found.as_str());
             return record.field("do", advice.as_str()).write(out);
         }
-        writeln!(out, "{:<8} {name:<14} {} (for {used_by})", status.word(), show(found.as_bytes()))?;
+        writeln!(out, "{:<8} {name:<14} {} (for {used_by})", status.word(), plain(found))?;
         if !advice.is_empty() {
-            writeln!(out, "{:<23} {}", "", show(advice.as_bytes()))?;
+            writeln!(out, "{:<23} {}", "", plain(advice))?;
         }
         Ok(())
     }

@@ -23,10 +23,12 @@ server runs with --when-full wait, until there is room."
 )]
 pub(crate) struct Args {
     /// The disk; without it, the command sets the limit of the server
+    #[arg(allow_negative_numbers = true)]
     name: Option<String>,
 
     /// The memory limit, or 'none'
-    #[arg(required_unless_present = "connections", value_name = "SIZE|none", value_parser = parse)]
+    #[arg(required_unless_present = "connections", value_name = "SIZE|none", value_parser = parse,
+        allow_negative_numbers = true)]
     limit: Option<Limit>,
 
     /// Maximum number of simultaneous NBD clients; those that are connected stay

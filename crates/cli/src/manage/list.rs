@@ -6,7 +6,7 @@ use anyhow::ensure;
 use pagefold_control::{Command, DiskKind, DiskRecord, Failure, Listing, split_snapshot_name};
 
 use super::table::{self, Column, USUAL, age};
-use crate::{output::output, peer::Peer, report::print, size, text::show};
+use crate::{output::output, peer::Peer, report::print, size, text::plain};
 
 /// List disks, bases and snapshots
 #[derive(clap::Args)]
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         (false, false) => {
             for disk in &listing.disks {
-                writeln!(out, "{}", show(words(disk).as_bytes()))?;
+                writeln!(out, "{}", plain(&words(disk)))?;
             }
         }
     }

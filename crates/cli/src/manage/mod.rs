@@ -29,7 +29,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     output::{Output, output},
     peer::Peer,
-    text::show,
+    text::plain,
 };
 
 /// The server's location, and how to report results.
@@ -107,7 +107,7 @@ impl Caller {
             writeln!(self.out, "{}", serde_json::to_string(answer)?)?;
         } else {
             // Names may contain control characters.
-            writeln!(self.out, "{}", show(say().as_bytes()))?;
+            writeln!(self.out, "{}", plain(&say()))?;
         }
         Ok(self.out.flush()?)
     }

@@ -12,7 +12,7 @@ use crate::size;
 #[command(after_help = "Examples:
   pagefold quota job-1 --connections 8 --rate 100M
   pagefold quota job-1 --rate 20M
-  pagefold quota job-1
+  pagefold quota job-1 --connections 8 --rate none
 
 'add', 'fork' and 'serve --export' take the same bounds for new disks. The bounds are for all clients of the disk together, and replace those that it had: a bound that is \
 not given is removed. Clients that are connected stay. Further connections are refused, and \
@@ -32,17 +32,28 @@ pub(crate) struct Args {
 #[derive(clap::Args)]
 pub(super) struct QuotaArgs {
     /// Maximum number of connections of all clients of a disk
-    #[arg(long, value_name = "N", value_parser = parse_connections::<u64>)]
-    connections: Option<u64>,
+    #[arg(long, value_name = "N|none", value_parser = bound(parse_connections::<u64>))]
+    connections: Option<Bound>,
 
     /// Maximum bytes that all clients of a disk read and write per second, at least 64K
-    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
-    rate: Option<u64>,
+    #[arg(long, value_name = "SIZE|none", value_parser = bound(parse_rate))]
+    rate: Option<Bound>,
+}
+
+/// A bound, or `none`, which is like a bound that is not given.
+#[derive(Clone, Copy)]
+struct Bound(Option<u64>);
+
+fn bound(
+    parse: fn(&str) -> Result<u64, String>,
+) -> impl Fn(&str) -> Result<Bound, String> + Clone + Send + Sync + 'static {
+    move |text| if text == "none" { Ok(Bound(None)) } else { parse(text).map(|bound| Bound(Some(bound))) }
 }
 
 impl QuotaArgs {
     pub(super) fn quota(&self) -> DiskQuota {
-        DiskQuota { connections: self.connections, bytes_per_second: self.rate }
+        let of = |bound: Option<Bound>| bound.and_then(|Bound(bound)| bound);
+        DiskQuota { connections: of(self.connections), bytes_per_second: of(self.rate) }
     }
 }
 

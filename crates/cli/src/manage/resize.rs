@@ -18,7 +18,7 @@ pub(crate) struct Args {
     name: String,
 
     /// The new size, a multiple of 512 bytes
-    #[arg(value_parser = size::parse)]
+    #[arg(value_parser = size::parse, allow_negative_numbers = true)]
     size: u64,
 
     /// Allow the disk to shrink: data past the new end are lost

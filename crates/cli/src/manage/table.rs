@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use pagefold_control::{DiskKind, DiskRecord};
 
 use super::tree::{Branch, branches};
-use crate::{size, text::show};
+use crate::{size, text::plain};
 
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,7 +65,7 @@ impl Column {
     fn cell(self, Branch { disk, lines }: &Branch<'_>) -> String {
         let is_base = disk.kind == DiskKind::Base;
         let own = |text: String| if is_base { "-".to_owned() } else { text };
-        let name = |name: &str| if name.is_empty() { "''".to_owned() } else { show(name.as_bytes()) };
+        let name = |name: &str| if name.is_empty() { "''".to_owned() } else { plain(name) };
         match self {
             Self::Name => format!("{lines}{}", name(&disk.name)),
             Self::Size => size::written(disk.size_bytes),
@@ -87,7 +87,7 @@ impl Column {
             }
             .to_owned(),
             Self::From => disk.from.as_deref().or(disk.path.as_deref()).map_or_else(|| "-".to_owned(), name),
-            Self::Uri => disk.uris.first().map_or_else(|| "-".to_owned(), |uri| format!("'{}'", show(uri.as_bytes()))),
+            Self::Uri => disk.uris.first().map_or_else(|| "-".to_owned(), |uri| format!("'{}'", plain(uri))),
         }
     }
 

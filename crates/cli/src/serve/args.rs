@@ -13,9 +13,9 @@ use anyhow::{Context, anyhow, bail};
 use pagefold_base::Format;
 use pagefold_codec::{Codec, NAMES};
 use pagefold_control::check_name;
-use pagefold_output::Inputs;
 use pagefold_serve::{Limits, Permissions};
 use pagefold_server::{Add, BaseFile, Certificates, Config, MemoryLimit, Observer, WhenFull, parse_group, parse_mode};
+use pagefold_storage::files_of;
 use tempfile::TempDir;
 
 use super::{
@@ -302,16 +302,6 @@ impl Args {
         self.files.iter().map(file).collect()
     }
 
-    /// Returns the files that are served, to which no log is appended.
-    fn inputs(&self) -> anyhow::Result<Inputs> {
-        let mut inputs = Inputs::default();
-        for file in self.files()? {
-            inputs.add("the base", &file.path);
-            file.devices.iter().for_each(|device| inputs.add("the device", device));
-        }
-        Ok(inputs)
-    }
-
     /// Returns the server's configuration.
     pub(super) fn config(&self, log: Log, remote: RemoteArgs) -> Config {
         let mut config = Config::default();
@@ -326,7 +316,13 @@ impl Args {
         };
         config.clients = self.limits();
         config.has_certificates = self.tls_certificates.is_some();
-        config.open = Arc::new(move |name| storage::open(name, &remote));
+        config.open = Arc::new(move |name| {
+            let storage = storage::open(name, &remote)?;
+            if files_of(storage.identity()).into_iter().any(|file| log.is_written_to(file)) {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is the log file of this server"));
+            }
+            Ok(storage)
+        });
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
         config
@@ -349,7 +345,6 @@ impl Args {
     pub(super) fn open_log(&self, log: Log) -> anyhow::Result<()> {
         match &self.log_file {
             Some(path) => {
-                self.inputs()?.check_path(path)?;
                 let sink = Sink::file(path)?;
                 // A lock is empty until its server has signed it.
                 let lock =
@@ -357,7 +352,7 @@ impl Args {
                 if let Ok(lock) = lock
                     && sink.is_at(&lock)
                 {
-                    bail!("{} is the server's own lock: name another file with --log-file", path.display());
+                    bail!("{} is the server's own lock: name another file for the log", path.display());
                 }
                 log.add(sink);
                 if !self.announce {

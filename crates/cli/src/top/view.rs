@@ -13,7 +13,7 @@ use ratatui::{
 };
 
 use super::figures::{Row, Shown};
-use crate::{size, stat::age, text::show};
+use crate::{size, stat::age, text::plain};
 
 /// A column of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,7 +97,7 @@ impl Column {
         let rates = &row.rates;
         let memory = |bytes| if row.kind == "base" { String::new() } else { size::show(bytes) };
         match self {
-            Self::Name => show(row.name.as_bytes()).to_string(),
+            Self::Name => plain(&row.name),
             Self::Kind => row.kind.to_owned(),
             Self::Size => size::show(row.size_bytes),
             Self::Stored => memory(row.stored_bytes),

@@ -1,4 +1,5 @@
-//! A standard error that is closed or full changes no exit status.
+//! A standard error that is closed or full changes no exit status; such a standard output is a
+//! failure.
 
 use std::{
     fs::{self, OpenOptions},
@@ -7,7 +8,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::server::{Server, pagefold, run};
+use crate::server::{Server, pagefold, program, run};
 
 /// What standard error is.
 #[derive(Clone, Copy, Debug)]
@@ -68,41 +69,47 @@ fn files(folder: &TempDir) -> [String; 4] {
     [at("tree"), at("image.erofs"), at("damaged.erofs"), at("disk.img")]
 }
 
-/// Every subcommand succeeds and fails with the same status as when its messages are read.
-#[test]
-fn standard_error_that_is_closed_or_full_changes_no_status() {
-    let folder = TempDir::new().expect("a folder");
-    let [tree, image, damaged, disk] = files(&folder);
+/// Runs commands that cover every subcommand, in the same state each time, and returns each with
+/// what `run` does with its arguments.
+fn all_commands<T>(
+    folder: &TempDir,
+    [tree, image, damaged, disk]: &[String; 4],
+    run: impl Fn(&[String]) -> T,
+) -> Vec<(String, T)> {
     let out = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     let (packed, frozen, changes) = (out("x.erofs"), out("f.erofs"), out("changes"));
     let (restored, cache) = (out("restored"), out("cache"));
     let of_files: &[&[&str]] = &[
-        &["pack", &tree, "-o", &packed],
+        &["pack", tree, "-o", &packed],
         &["pack", "/nonexistent", "-o", &packed],
-        &["ls", &image],
-        &["ls", &damaged],
+        &["ls", image],
+        &["ls", damaged],
         &["cat", &format!("{image}:/text")],
-        &["info", &image],
-        &["info", &tree],
-        &["check", &image],
-        &["check", &damaged],
-        &["check", &image, "--against", &tree],
-        &["extract", &image, "-C", &restored],
-        &["extract", &damaged, "-C", &restored],
-        &["mount", "/nonexistent", &tree],
-        &["advise", &disk],
+        &["info", image],
+        &["info", tree],
+        &["check", image],
+        &["check", damaged],
+        &["check", image, "--against", tree],
+        &["extract", image, "-C", &restored],
+        &["extract", damaged, "-C", &restored],
+        &["mount", "/nonexistent", tree],
+        &["advise", disk],
         &["doctor", "--dir", &restored],
-        &["push", &image, "https://host/x"],
+        &["push", image, "https://host/x"],
         &["index", "/nonexistent"],
-        &["fetch", &image],
+        &["fetch", image],
         &["cache", "--chunk-cache", &cache],
         &["completions", "bash"],
         &["man"],
+        &["ls", "--json", image],
         &["top", "--interval", "0"],
+        &["--help"],
+        &["--version"],
+        &["ls", "--help"],
         &["no-such-command"],
         &["pack", "--no-such-option"],
         &["serve", "--size", "1M", "--run", "exit 3"],
-        &["serve", "--size", "7", "--dir", &tree],
+        &["serve", "--size", "7", "--dir", tree],
         &["serve", "--size", "1M", "--check-config"],
         &["serve", "--config", "/nonexistent"],
     ];
@@ -114,11 +121,13 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["rollback", "a", "s"],
         &["rollback", "a", "none"],
         &["disks"],
+        &["disks", "--json"],
         &["uri", "a"],
         &["uri", "none"],
         &["attach", "none"],
         &["detach", "a"],
         &["stat"],
+        &["stat", "--json"],
         &["diff", "a"],
         &["diff", "a", "--to", &changes],
         &["resize", "a", "2M"],
@@ -139,22 +148,69 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
     for name in subcommands() {
         assert!(name == "help" || used.contains(&&*name), "'{name}' is not tried");
     }
-    let statuses = |stderr: Stderr| -> Vec<(String, Option<i32>)> {
-        let server = Server::start(&[]);
-        let place = ["--dir", server.folder().to_str().expect("a plain path")];
-        let _ = fs::remove_dir_all(&restored);
-        let _ = fs::remove_file(&changes);
-        let all = of_files.iter().map(|args| (args, &[][..])).chain(of_servers.iter().map(|args| (args, &place[..])));
-        all.map(|(args, place)| {
-            let args: Vec<String> = args.iter().chain(place).map(|arg| (*arg).to_owned()).collect();
-            (args.join(" "), stderr.status(&args))
-        })
-        .map(|(text, status)| (text.split(" --dir").next().unwrap_or_default().to_owned(), status))
-        .collect()
-    };
+    let server = Server::start(&[]);
+    let place = ["--dir", server.folder().to_str().expect("a plain path")];
+    let _ = fs::remove_dir_all(&restored);
+    let _ = fs::remove_file(&changes);
+    let all = of_files.iter().map(|args| (args, &[][..])).chain(of_servers.iter().map(|args| (args, &place[..])));
+    all.map(|(args, place)| {
+        let whole: Vec<String> = args.iter().chain(place).map(|arg| (*arg).to_owned()).collect();
+        (args.join(" "), run(&whole))
+    })
+    .collect()
+}
+
+/// Every subcommand succeeds and fails with the same status as when its messages are read.
+#[test]
+fn standard_error_that_is_closed_or_full_changes_no_status() {
+    let folder = TempDir::new().expect("a folder");
+    let files = files(&folder);
+    let statuses = |stderr: Stderr| all_commands(&folder, &files, |args| stderr.status(args));
     let expected = statuses(Stderr::Read);
     assert!(expected.iter().all(|(_, status)| status.is_some_and(|status| status < 100)), "{expected:?}");
     for stderr in [Stderr::ClosedPipe, Stderr::Full, Stderr::Closed, Stderr::BothClosedPipes] {
         assert_eq!(statuses(stderr), expected, "{stderr:?}");
+    }
+}
+
+/// A command that has something to write fails if standard output does not take it.
+#[test]
+fn standard_output_that_is_closed_or_full_is_a_failure() {
+    let folder = TempDir::new().expect("a folder");
+    let files = files(&folder);
+    let server = Server::start(&["--name", "disk", "--size", "1M"]);
+    let read = all_commands(&folder, &files, |args| {
+        let output = pagefold().args(args).stdin(Stdio::null()).output().expect("a start");
+        (output.status.code(), output.stdout.is_empty())
+    });
+    let expected: Vec<_> = read
+        .into_iter()
+        .map(|(args, (status, is_silent))| (args, if is_silent { status } else { Some(status.unwrap_or(1).max(1)) }))
+        .collect();
+    let place = server.folder().to_str().expect("a plain path");
+    let of_data: &[&[&str]] = &[
+        &["pack", &files[0], "-o", "-"],
+        &["freeze", "disk", "--dir", place, "-o", "-", "--format", "raw"],
+        &["diff", "disk", "--dir", place, "--to", "-"],
+    ];
+    for redirection in [">&-", ">/dev/full", "1</dev/null"] {
+        let status = |args: &[String]| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("exec \"$0\" \"$@\" {redirection}")]).arg(program()).args(args);
+            let output = command.stdin(Stdio::null()).output().expect("a shell");
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() || !text.is_empty(), "{args:?} {redirection}: no message");
+            output.status.code()
+        };
+        assert_eq!(all_commands(&folder, &files, status), expected, "{redirection}");
+        for args in of_data {
+            let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+            assert_eq!(status(&args), Some(1), "{args:?} {redirection}");
+        }
+        // Under this name, the system opens the file again, now for writing.
+        if redirection != "1</dev/null" {
+            let args = ["pack", &files[0], "-o", "/dev/stdout"].map(str::to_owned);
+            assert_eq!(status(&args), Some(1), "{redirection}");
+        }
     }
 }

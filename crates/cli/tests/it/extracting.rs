@@ -4,7 +4,10 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::{fs::PermissionsExt, process::CommandExt},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::Path,
     process::{Command, Output},
 };
@@ -222,6 +225,38 @@ fn a_user_who_is_not_root_gets_permitted_attributes() {
 }
 
 /// A file with an xattr that no file system here accepts still counts as extracted.
+/// Linux changes times that a file system cannot hold, without an error.
+#[test]
+fn times_that_the_file_system_cannot_hold_are_counted_in_a_line() {
+    let place = Place::new();
+    let times = [0, 1, -1, 1_000_000_000, 1 << 31, 1 << 34, 1 << 40, -1 << 32, -1 << 40];
+    let mut tree = Tree::new(directory());
+    let mut names = vec![];
+    for (number, mtime_s) in times.into_iter().enumerate() {
+        let kinds = [
+            ("file", file("text")),
+            ("folder", directory()),
+            ("link", node(NodeKind::Symlink(b"file".to_vec()))),
+            ("pipe", node(NodeKind::Fifo)),
+        ];
+        for (kind, node) in kinds {
+            let name = format!("{kind}-{number}");
+            tree.add(tree.root(), name.as_bytes(), Node { mtime_s, ..node }).expect("a new name");
+            names.push((format!("out/{name}"), mtime_s));
+        }
+    }
+    place.build(&tree);
+    let (status, text) = place.extract("out", &["--no-xattrs"]);
+    let is_other = |(name, mtime_s): &&(String, i64)| {
+        fs::symlink_metadata(place.at(name)).expect("an extracted file").mtime() != *mtime_s
+    };
+    let expected = match names.iter().filter(is_other).count() {
+        0 => String::new(),
+        count => format!("pagefold: left out: times of {count} files, which the file system cannot hold\n"),
+    };
+    assert_eq!((status, text), (Some(0), expected));
+}
+
 #[test]
 fn attributes_that_fail_are_not_files_that_fail() {
     let place = Place::new();

@@ -103,10 +103,7 @@ fn a_log_is_appended_to_no_file_of_another_kind() {
                 command.args(["--log-file", &given]);
             }
             let message = folder.refuses(&mut command);
-            // A base is refused as an input.
-            let says = |words: &str| message.contains(words);
-            let is_refused = says("name another file with --log-file") || says("an output never replaces an input");
-            assert!(says(&given) && is_refused, "{message}");
+            assert!(message.contains(&given) && message.contains("name another file for the log"), "{message}");
         }
     }
     folder.write("log", b"2026-01-31T23:59:59Z pagefold: stopping\n");
@@ -116,6 +113,50 @@ fn a_log_is_appended_to_no_file_of_another_kind() {
         run(pagefold().args(["serve", "--size", "1M", "--dir", &place, "--log-file", &at(log), "--run", "true"]));
         let after = fs::read(at(log)).expect("a log");
         assert!(after.starts_with(&before) && after.len() > before.len(), "{log}");
+    }
+}
+
+/// Neither at the start nor later, by whatever name it is reached.
+#[test]
+fn a_log_is_not_served() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    let log = b"2026-01-31T23:59:59Z pagefold: stopping\n".repeat(512);
+    folder.write("log", &log);
+    folder.write("base.erofs", b"");
+    fs::hard_link(at("log"), at("hard")).expect("a link");
+    std::os::unix::fs::symlink("log", at("soft")).expect("a link");
+    let server = Server::start(&["--size", "1M", "--log-file", &at("log")]);
+    for name in ["log", "hard", "soft"] {
+        let mut add = server.ask(&["add", "base", "--base", &at(name), "--format", "raw"]);
+        let mut serve = pagefold();
+        serve.args(["serve", "--format", "raw", &at(name), "--dir", &at("other"), "--log-file", &at("log")]);
+        for command in [&mut add, &mut serve] {
+            let message = run_to_fail(command);
+            assert!(message.contains("this is the log file of this server"), "{message}");
+        }
+    }
+    run(pagefold().args(["pack", &at("log"), "--format", "raw", "-o", &at("base.erofs")]));
+    let message = run_to_fail(&mut server.ask(&["add", "base", "--base", &at("base.erofs"), "--device", &at("soft")]));
+    assert!(message.contains("this is the log file of this server"), "{message}");
+    assert!(fs::read(at("log")).expect("a log").starts_with(&log));
+}
+
+/// Opening a pipe would wait for its reader.
+#[test]
+fn a_log_is_a_file_or_a_terminal() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), rustix::fs::Mode::RWXU).expect("a pipe");
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).expect("a socket");
+    for name in ["pipe", "socket", "."] {
+        let message =
+            run_to_fail(pagefold().args(["serve", "--size", "1M", "--dir", &at("place"), "--log-file", &at(name)]));
+        assert!(message.contains("name another file for the log"), "{message}");
+    }
+    // Standard error is a pipe here.
+    for name in ["/dev/stderr", "/dev/null"] {
+        run(pagefold().args(["serve", "--size", "1M", "--dir", &at("place"), "--log-file", name, "--run", "true"]));
     }
 }
 
@@ -294,11 +335,14 @@ fn a_device_over_an_input_is_found_without_its_name() {
             &mut pack(&[&at("disk.img"), "-o", device, "--force"]),
             &mut server.ask(&["freeze", "disk", "-o", device, "--force"]),
             &mut server.ask(&["diff", "disk", "--to", device, "--force"]),
-            pagefold().args(["serve", &at("disk.img"), "--dir", &at("second"), "--log-file", device]),
         ] {
             let message = folder.refuses(command);
             assert!(message.contains("shares its storage"), "{command:?}: {message}");
         }
+        let mut serve = pagefold();
+        serve.args(["serve", &at("disk.img"), "--dir", &at("second"), "--log-file", device]);
+        let message = folder.refuses(&mut serve);
+        assert!(message.contains("name another file for the log"), "{message}");
         let message = folder.refuses(&mut pack(&[device, "--format", "raw", "-o", &at("disk.img"), "--force"]));
         assert!(message.contains("shares its storage"), "{message}");
     }
@@ -412,7 +456,7 @@ fn no_device_of_a_served_base_is_replaced() {
         let mut serve = pagefold();
         serve.args(["serve", &at("delta.erofs"), "--device", &at("base.erofs"), "--dir", &at("server")]);
         let message = folder.refuses(serve.args(["--log-file", &at(log)]));
-        assert!(message.contains("an output never replaces an input"), "{message}");
+        assert!(message.contains("name another file for the log"), "{message}");
     }
 
     for link in ["hard.erofs", "hard.raw"] {

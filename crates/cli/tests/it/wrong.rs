@@ -1,10 +1,10 @@
 //! Invalid command lines: exit status 2, messages in one style, and nothing is created.
 
-use std::fs;
+use std::{collections::BTreeSet, fs, io::Write, os::unix::net::UnixListener, thread};
 
 use tempfile::TempDir;
 
-use crate::server::{pagefold, run};
+use crate::server::{Server, pagefold, run, run_to_fail};
 
 /// Command lines, split into words, and what their messages mention. `@` is a directory with a
 /// `tree` and an `image`.
@@ -39,7 +39,9 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["serve", "--export", "name=a,size=1G,limit=1K"], &["1 KiB is too small", "8 KiB"]),
     (&["serve", "--export", "name=a,size=1G", "--export", "name=a,size=1G"], &["'a'", "already"]),
     (&["serve", "--size", "1G", "--memory-limit", "100"], &["limit", "100"]),
-    (&["serve", "--size", "1G", "--memory-limit", "-1"], &["-1"]),
+    (&["serve", "--size", "1G", "--memory-limit", "-1"], &["--memory-limit", "'-1' is not a size", "512M"]),
+    (&["serve", "--size", "1G", "--memory-limit", "-1G"], &["--memory-limit", "'-1G' is not a size"]),
+    (&["serve", "--size", "-1"], &["--size", "'-1' is not a size"]),
     // serve: codecs
     (&["serve", "--codec", "lz5"], &["--codec", "'lz5'", "lz4", "zstd"]),
     (&["serve", "--codec", "zstd-23"], &["'zstd-23'", "-7 to 22"]),
@@ -52,7 +54,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["serve", "--metrics", "m.sock"], &["--metrics", "./metrics.sock"]),
     (&["serve", "--metrics", "70000"], &["--metrics", "ADDRESS:PORT"]),
     (&["serve", "--max-connections", "0"], &["--max-connections", "at least 1"]),
-    (&["serve", "--max-connections", "-1"], &["-1"]),
+    (&["serve", "--max-connections", "-1"], &["--max-connections", "'-1'", "at least 1"]),
     (&["serve", "--log", "loud"], &["'loud'", "warn"]),
     (&["serve", "--unix"], &["--unix"]),
     (&["serve", "--run"], &["--run"]),
@@ -64,6 +66,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["stat", "--zram", "mm_stat", "--json"], &["--zram", "--json"]),
     (&["top"], &["needs a terminal", "pagefold stat"]),
     (&["top", "--interval", "0"], &["--interval", "1..=3600"]),
+    (&["top", "--interval", "-1"], &["--interval", "'-1'", "a whole number"]),
     (&["top", "--sort", "colour"], &["'colour'", "memory"]),
     (&["add"], &["NAME"]),
     (&["add", "a"], &["--size"]),
@@ -80,11 +83,17 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["remove"], &["NAME"]),
     (&["resize", "a"], &["SIZE"]),
     (&["resize", "a", "large"], &["'large'"]),
+    (&["resize", "a", "-1"], &["'-1' is not a size"]),
     (&["rename", "a"], &["NEW"]),
     (&["reset"], &["NAME"]),
     (&["limit"], &["SIZE|none"]),
     (&["limit", "a"], &["'a'"]),
     (&["limit", "a", "some"], &["'some'"]),
+    (&["limit", "a", "-1"], &["'-1' is not a size"]),
+    (&["limit", "-1"], &["'-1'"]),
+    (&["quota", "a", "--connections", "-1"], &["--connections", "'-1'", "at least 1"]),
+    (&["quota", "a", "--rate", "-1M"], &["--rate", "'-1M' is not a size"]),
+    (&["quota", "a", "--rate", "nine"], &["--rate", "'nine' is not a size"]),
     (&["limit", "a", "1G", "2G"], &["'2G'"]),
     (&["compact", "a"], &["'a'"]),
     // images
@@ -122,6 +131,8 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["check"], &["IMAGE"]),
     (&["check", "--against", "@/tree", "@/image:/text"], &["--against"]),
     (&["extract", "@/image"], &["--directory"]),
+    (&["extract", "@/image", "-C", "@/new", "--max-files", "-1"], &["--max-files", "'-1'", "a whole number"]),
+    (&["pack", "@/tree", "-o", "@/new", "--threads", "-3"], &["--threads", "'-3'", "a whole number"]),
     (&["mount", "@/image"], &["DIRECTORY"]),
     (&["mount", "-o", "dev,color", "@/image", "@/tree"], &["color"]),
     (&["completions", "cmd"], &["'cmd'", "bash"]),
@@ -194,4 +205,33 @@ fn failures_have_exit_status_1() {
         assert!(message.starts_with("pagefold: ") && message.lines().count() == 1, "{line:?}: {message}");
     }
     assert!(!fs::exists(at("other")).expect("a folder") && !fs::exists(at("out")).expect("a folder"));
+}
+
+#[test]
+fn messages_name_what_was_given() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    let listener = UnixListener::bind(at("socket")).expect("a socket");
+    let web_server =
+        thread::spawn(move || listener.accept().and_then(|(mut client, _)| client.write_all(b"HTTP/1.1\n")));
+    let message = run_to_fail(pagefold().args(["disks", "--control", &at("socket")]));
+    web_server.join().expect("no panic").expect("a client");
+    assert!(message.contains(&format!("{}: not a pagefold server", at("socket"))), "{message}");
+
+    let names = ["line\n", "line\\n", "\u{202e}", "\\u{202e}", "plain"];
+    fs::create_dir(at("tree")).expect("a folder");
+    for name in names {
+        fs::write(folder.path().join("tree").join(name), "text").expect("a file");
+    }
+    run(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let listed = run(pagefold().args(["ls", &at("image")]));
+    let lines: BTreeSet<_> = listed.lines().collect();
+    assert_eq!(lines.len(), names.len(), "{listed}");
+    let message = run_to_fail(pagefold().args(["ls", &format!("{}:/none//", at("image"))]));
+    assert!(message.ends_with("no such file in the image: /none\n"), "{message}");
+
+    let server = Server::start(&["--size", "1M", "--name", "a"]);
+    run(&mut server.ask(&["quota", "a", "--connections", "3", "--rate", "1M"]));
+    let text = run(&mut server.ask(&["quota", "a", "--connections", "3", "--rate", "none"]));
+    assert_eq!(text, "set the quota of 'a' to at most 3 connections and any rate\n");
 }

@@ -208,7 +208,7 @@ fn a_peer_that_is_not_a_server_is_reported() {
     let fails = |time| Client::connect(&path, time).expect_err("no server");
     assert!(matches!(fails(TIME), ClientError::Connect { .. }));
     let listener = UnixListener::bind(&path).expect("a socket");
-    assert!(matches!(fails(Duration::from_millis(100)), ClientError::Foreign(_)));
+    assert!(matches!(fails(Duration::from_millis(100)), ClientError::Foreign { .. }));
     drop(listener.accept());
     for (greeting, what) in [
         (&b"NBDMAGICIHAVEOPT\0\x03"[..], "not a pagefold server"),

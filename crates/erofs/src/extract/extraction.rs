@@ -339,7 +339,7 @@ impl Extraction<'_> {
                     if !has_owner {
                         target.set_owner(inode, parent, name)?;
                     }
-                    return set_times(inode, parent, name);
+                    return set_times(inode, parent, name, &mut self.found.left_out);
                 }
                 open_in(parent, name)?
             }

@@ -27,6 +27,7 @@ mod options;
 mod places;
 mod report;
 mod target;
+mod times;
 
 pub use options::{Existing, ExtractOptions};
 pub use report::{ExtractProblem, ExtractReport, LeftOut};

@@ -23,7 +23,8 @@ pub struct ExtractReport {
     pub problems: Vec<ExtractProblem>,
     /// The number of files with further problems.
     pub more_problems: u64,
-    /// Attributes and files left out because they need a privilege. It is not a problem.
+    /// Attributes and files left out because they need a privilege, or because the file system
+    /// cannot hold them. It is not a problem.
     pub left_out: LeftOut,
     /// Names that were kept because they existed ([`Existing::Keep`](crate::Existing::Keep)).
     pub kept: u64,
@@ -52,7 +53,7 @@ pub struct ExtractProblem {
     pub extracted: bool,
 }
 
-/// What an extraction left out because it needs a privilege.
+/// What an extraction left out because it needs a privilege, or cannot be stored there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeftOut {
@@ -64,6 +65,8 @@ pub struct LeftOut {
     pub devices: u64,
     /// Files with another owner or group than the process.
     pub owners: u64,
+    /// Files with a time that the file system cannot hold. They have the nearest one.
+    pub times: u64,
 }
 
 impl LeftOut {
@@ -81,6 +84,7 @@ impl LeftOut {
         self.more_xattrs += other.more_xattrs;
         self.devices += other.devices;
         self.owners += other.owners;
+        self.times += other.times;
     }
 }
 

@@ -9,13 +9,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::filling::{Filling, Room};
 use super::made::{Creator, Within};
 use super::options::{Existing, ExtractOptions};
-use super::report::Findings;
+use super::report::{Findings, LeftOut};
+use super::times;
 use crate::error::{Error, Result};
 use crate::read::{FileKind, Image, Inode, PathId, Xattrs};
 use crate::work::Work;
@@ -361,7 +362,8 @@ impl<'a> Target<'a> {
         if let Some(mode) = mode {
             self.check(found, path, rustix::fs::fchmod(file, mode).map_err(failed("setting the mode")));
         }
-        self.check(found, path, rustix::fs::futimens(file, &times(inode)).map_err(failed("setting the time")));
+        let set = times::set(inode, file, &mut found.left_out).map_err(failed("setting the time"));
+        self.check(found, path, set);
     }
 
     /// Creates a link, device, pipe or socket.
@@ -389,7 +391,8 @@ impl<'a> Target<'a> {
         {
             self.check(found, *path, set_mode(&batch.directory, current, kind, batch.within.final_mode(inode)));
         }
-        self.check(found, *path, set_times(inode, &batch.directory, current));
+        let set = set_times(inode, &batch.directory, current, &mut found.left_out);
+        self.check(found, *path, set);
         match name.settle(&file.name, Ok(())) {
             Ok(()) => found.names += 1,
             Err(error) => self.failed(found, *path, 1, error, false),
@@ -551,12 +554,7 @@ fn owner_of(inode: &Inode) -> (Option<Uid>, Option<Gid>) {
     (Some(Uid::from_raw(inode.uid)), Some(Gid::from_raw(inode.gid)))
 }
 
-pub(super) fn set_times(inode: &Inode, directory: &OwnedFd, name: &[u8]) -> Result<()> {
-    rustix::fs::utimensat(directory, os(name), &times(inode), AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(failed("setting the time"))
-}
-
-fn times(inode: &Inode) -> Timestamps {
-    let time = Timespec { tv_sec: inode.mtime_s, tv_nsec: i64::from(inode.mtime_nsec) };
-    Timestamps { last_access: time, last_modification: time }
+/// Sets the times by name.
+pub(super) fn set_times(inode: &Inode, directory: &OwnedFd, name: &[u8], left_out: &mut LeftOut) -> Result<()> {
+    times::set_at(inode, directory, name, left_out).map_err(failed("setting the time"))
 }

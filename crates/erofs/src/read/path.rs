@@ -18,7 +18,10 @@ impl Image {
     /// a slash. Symbolic links on the way are followed within the image. A link at the end is
     /// followed only if a slash follows it.
     pub fn resolve(&self, path: &[u8]) -> Result<Inode> {
-        let not_found = || Error::NotFound(String::from_utf8_lossy(path).into_owned());
+        let not_found = || {
+            let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+            Error::NotFound(String::from_utf8_lossy(&path[..end]).into_owned())
+        };
         let mut todo: Vec<Vec<u8>> = split(path);
         let mut parents: Vec<Inode> = Vec::new();
         let mut here = self.root()?;

@@ -17,7 +17,7 @@ use crate::{
     log::{Level, Log},
     output::output,
     size,
-    text::show,
+    text::plain,
 };
 
 /// Opens everything that the server would open except its sockets, and prints it.
@@ -30,7 +30,7 @@ pub(in super::super) fn check(args: &Args, at_start: &AtStart) -> anyhow::Result
     serve_files(&server, &files, &at_start)?;
 
     let mut out = output();
-    let mut say = |what: &str, value: &str| writeln!(out, "{what:<13} {}", show(value.as_bytes()));
+    let mut say = |what: &str, value: &str| writeln!(out, "{what:<13} {}", plain(value));
     if let Some(path) = &args.config {
         say("configuration", &path.display().to_string())?;
     }
