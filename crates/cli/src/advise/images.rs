@@ -9,8 +9,10 @@
 use std::{
     collections::HashMap,
     fs::File,
+    io::ErrorKind,
+    os::unix::fs::FileExt,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -240,7 +242,7 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
         let wanted_reads = READS.saturating_sub(open[number].read_ns.len());
         drop(open);
         let start = end.now();
-        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS))?;
+        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS), end)?;
         let time = end.now().saturating_sub(start);
         let mut open = choices();
         let choice = &mut open[number];
@@ -254,19 +256,20 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
 }
 
 /// Packs a batch, and reads the image at `reads` random offsets. Returns `None` if a file has
-/// changed or no file can be read.
+/// changed, no file can be read, or the time ends before all are read.
 fn pack(
     input: &Input,
     batch: &Batch,
     options: &BuildOptions,
     zeros: Option<Zeros>,
     reads: usize,
+    end: Deadline<'_>,
 ) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
-    let found = pack_units(input, &batch.units, options, zeros, reads)?;
+    let found = pack_units(input, &batch.units, options, zeros, reads, end)?;
     if let (Some((packed, reads)), [unit]) = (&found, &batch.units[..])
         && packed.image_bytes * DENSE <= packed.data_bytes
         && let Some(longer) = unit.surroundings()
-        && let Some((around, _)) = pack_units(input, &[longer], options, zeros, 0)?
+        && let Some((around, _)) = pack_units(input, &[longer], options, zeros, 0, end)?
     {
         let part = packed.data_bytes as f64 / around.data_bytes as f64;
         let image_bytes = (around.image_bytes as f64 * part) as u64;
@@ -281,18 +284,32 @@ fn pack_units(
     options: &BuildOptions,
     zeros: Option<Zeros>,
     reads: usize,
+    end: Deadline<'_>,
 ) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
+    let start = processor_time();
+    // Building cannot be interrupted, so it reads from memory.
+    let held = Arc::new(memory_file()?);
+    let (mut bytes, mut held_bytes) = (Vec::new(), 0);
     let mut tree = empty_tree();
     let (mut data_bytes, mut cut, mut parts) = (0, 0, Vec::new());
-    for unit in units {
-        let Ok(content) = input.content(*unit) else { continue };
-        let (content, size, first) = match (content, unit.file_bytes) {
-            (Content::Range(file, offset), Some(file_bytes)) => {
-                let data = Span { at: offset, len: unit.len_bytes, source: offset };
-                (Content::Spans(file, [data].into()), file_bytes, offset)
+    for (place, unit) in units.iter().enumerate() {
+        if place > 0 && end.is_over() {
+            return Ok(None);
+        }
+        match input.read(*unit, &mut bytes, end) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::TimedOut => return Ok(None),
+            Err(_) => continue,
+        }
+        held.write_all_at(&bytes, held_bytes).context("a file in memory")?;
+        let (content, size, first) = match unit.file_bytes {
+            Some(file_bytes) => {
+                let data = Span { at: unit.offset, len: unit.len_bytes, source: held_bytes };
+                (Content::Spans(Arc::clone(&held), [data].into()), file_bytes, unit.offset)
             }
-            (content, _) => (content, unit.len_bytes, 0),
+            None => (Content::Range(Arc::clone(&held), held_bytes), unit.len_bytes, 0),
         };
+        held_bytes += unit.len_bytes;
         let name = parts.len().to_string();
         let mut file = node(NodeKind::Regular { content, size });
         file.mtime_s += parts.len() as i64;
@@ -301,7 +318,6 @@ fn pack_units(
         cut += u64::from(unit.continues);
         parts.push((first, unit.len_bytes));
     }
-    let start = processor_time();
     let image = memory_file()?;
     let Some(report) = build(&tree, options, &image).ok().filter(|_| !parts.is_empty()) else { return Ok(None) };
     let time = processor_time().saturating_sub(start);

@@ -193,7 +193,8 @@ fn scanning_ends_in_time() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("a disk");
     fs::write(&path, content(8 << 20)).expect("room");
-    for (steps, scanned) in [(0, 0), (3, 3), (100, 8)] {
+    // Each unit is read in eight steps.
+    for (steps, scanned) in [(0, 0), (7, 0), (24, 3), (100, 8)] {
         let clock = Clock::counted(Duration::from_secs(1));
         let never = clock.until(Duration::from_secs(1_000_000));
         let mut input = walk::look_at(&path, [never; 2], 1).expect("a file");
@@ -203,5 +204,36 @@ fn scanning_ends_in_time() {
         assert_eq!((stratum.is_scanned(), stratum.data_bytes().is_exact()), (scanned > 0, scanned % 8 == 0));
         let pages = stratum.scanned_zero_pages();
         assert!(pages <= scanned * 256, "{pages}");
+    }
+}
+
+/// Slow storage may take milliseconds for each file and each page.
+#[test]
+fn reading_and_packing_end_in_time() {
+    let folder = TempDir::new().expect("a folder");
+    for number in 0..64 {
+        fs::write(folder.path().join(number.to_string()), content(5000)).expect("room");
+    }
+    let second = Duration::from_secs(1);
+    for (seconds, is_enough) in [(30, false), (10_000, true)] {
+        let clock = Clock::counted(second);
+        let never = clock.until(second * 1_000_000);
+        let input = walk::look_at(folder.path(), [never; 2], 1).expect("a folder");
+        let pages = pages::look_at(&input, u64::MAX, never, 1).expect("pages");
+        let images = images::measure(&input, &pages, u64::MAX, never.or_after(second * seconds), 1).expect("images");
+        let sampled = images.iter().filter(|image| image.sampled_bytes == 64 * 5000).count();
+        assert_eq!(sampled, if is_enough { images.len() } else { 0 }, "{images:?}");
+    }
+    let path = folder.path().join("a disk");
+    fs::write(&path, content(1 << 20)).expect("room");
+    for (steps, is_enough) in [(3, false), (100, true)] {
+        let clock = Clock::counted(second);
+        let never = clock.until(second * 1_000_000);
+        let input = walk::look_at(&path, [never; 2], 1).expect("a file");
+        let unit = input.strata[0].nth(0).expect("a unit");
+        let before = clock.asked();
+        let read = input.read(unit, &mut Vec::new(), never.or_after(second * steps));
+        assert_eq!(read.is_ok(), is_enough, "{read:?}");
+        assert!(clock.asked() - before <= steps + 2);
     }
 }
