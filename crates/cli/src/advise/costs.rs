@@ -178,7 +178,13 @@ pub(super) fn limits(stratum: &Stratum) -> Limits {
     // The last block of each file or piece may hold one byte.
     let rounding = stratum.units().min((data_bytes / PAGE_BYTES as f64).ceil() as u64) * PAGE_BYTES;
     let rounding = if stratum.has_pieces { rounding } else { stratum.units() * PAGE_BYTES };
-    Limits { least: inodes as f64 / data_bytes, most: MOST + (inodes + rounding) as f64 / data_bytes }
+    // Zeros before and after the data take at least a block each.
+    let zeros = if stratum.has_own_holes {
+        MOST_OF_HOLE * stratum.hole_bytes as f64 + (2 * stratum.units() * PAGE_BYTES) as f64
+    } else {
+        0.0
+    };
+    Limits { least: inodes as f64 / data_bytes, most: MOST + ((inodes + rounding) as f64 + zeros) / data_bytes }
 }
 
 /// Returns a tree without files.

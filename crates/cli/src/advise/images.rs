@@ -9,8 +9,10 @@
 use std::{
     collections::HashMap,
     fs::File,
+    io::ErrorKind,
+    os::unix::fs::FileExt,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -18,7 +20,7 @@ use std::{
 };
 
 use anyhow::Context;
-use pagefold_erofs::{BuildOptions, Image, NodeKind, build};
+use pagefold_erofs::{BuildOptions, Content, Image, NodeKind, Span, build};
 
 use super::{
     clock::Deadline,
@@ -240,7 +242,7 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
         let wanted_reads = READS.saturating_sub(open[number].read_ns.len());
         drop(open);
         let start = end.now();
-        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS))?;
+        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS), end)?;
         let time = end.now().saturating_sub(start);
         let mut open = choices();
         let choice = &mut open[number];
@@ -254,19 +256,20 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
 }
 
 /// Packs a batch, and reads the image at `reads` random offsets. Returns `None` if a file has
-/// changed or no file can be read.
+/// changed, no file can be read, or the time ends before all are read.
 fn pack(
     input: &Input,
     batch: &Batch,
     options: &BuildOptions,
     zeros: Option<Zeros>,
     reads: usize,
+    end: Deadline<'_>,
 ) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
-    let found = pack_units(input, &batch.units, options, zeros, reads)?;
+    let found = pack_units(input, &batch.units, options, zeros, reads, end)?;
     if let (Some((packed, reads)), [unit]) = (&found, &batch.units[..])
         && packed.image_bytes * DENSE <= packed.data_bytes
         && let Some(longer) = unit.surroundings()
-        && let Some((around, _)) = pack_units(input, &[longer], options, zeros, 0)?
+        && let Some((around, _)) = pack_units(input, &[longer], options, zeros, 0, end)?
     {
         let part = packed.data_bytes as f64 / around.data_bytes as f64;
         let image_bytes = (around.image_bytes as f64 * part) as u64;
@@ -281,22 +284,42 @@ fn pack_units(
     options: &BuildOptions,
     zeros: Option<Zeros>,
     reads: usize,
+    end: Deadline<'_>,
 ) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
+    let start = processor_time();
+    // Building cannot be interrupted, so it reads from memory.
+    let held = Arc::new(memory_file()?);
+    let (mut bytes, mut held_bytes) = (Vec::new(), 0);
     let mut tree = empty_tree();
-    let (mut data_bytes, mut cut, mut lens) = (0, 0, Vec::new());
-    for unit in units {
-        let Ok(content) = input.content(*unit) else { continue };
-        let name = lens.len().to_string();
-        let mut file = node(NodeKind::Regular { content, size: unit.len_bytes });
-        file.mtime_s += lens.len() as i64;
+    let (mut data_bytes, mut cut, mut parts) = (0, 0, Vec::new());
+    for (place, unit) in units.iter().enumerate() {
+        if place > 0 && end.is_over() {
+            return Ok(None);
+        }
+        match input.read(*unit, &mut bytes, end) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::TimedOut => return Ok(None),
+            Err(_) => continue,
+        }
+        held.write_all_at(&bytes, held_bytes).context("a file in memory")?;
+        let (content, size, first) = match unit.file_bytes {
+            Some(file_bytes) => {
+                let data = Span { at: unit.offset, len: unit.len_bytes, source: held_bytes };
+                (Content::Spans(Arc::clone(&held), [data].into()), file_bytes, unit.offset)
+            }
+            None => (Content::Range(Arc::clone(&held), held_bytes), unit.len_bytes, 0),
+        };
+        held_bytes += unit.len_bytes;
+        let name = parts.len().to_string();
+        let mut file = node(NodeKind::Regular { content, size });
+        file.mtime_s += parts.len() as i64;
         tree.add(tree.root(), name.as_bytes(), file)?;
         data_bytes += unit.data_bytes;
         cut += u64::from(unit.continues);
-        lens.push(unit.len_bytes);
+        parts.push((first, unit.len_bytes));
     }
-    let start = processor_time();
     let image = memory_file()?;
-    let Some(report) = build(&tree, options, &image).ok().filter(|_| !lens.is_empty()) else { return Ok(None) };
+    let Some(report) = build(&tree, options, &image).ok().filter(|_| !parts.is_empty()) else { return Ok(None) };
     let time = processor_time().saturating_sub(start);
     // A batch of zeros extends the preceding data and begins no run. No reader finds data there.
     if let Some(zeros) = zeros
@@ -308,22 +331,23 @@ fn pack_units(
     }
     // Where a file's data continues beyond a piece, the end of the piece wastes half a block.
     let image_bytes = added_bytes(&report).saturating_sub(cut * PAGE_BYTES / 2);
-    Ok(Some((Packed { data_bytes, image_bytes, time }, read(image, &lens, reads)?)))
+    Ok(Some((Packed { data_bytes, image_bytes, time }, read(image, &parts, reads)?)))
 }
 
-/// Returns the time of each of `reads` random reads, without a cache.
-fn read(image: File, lens: &[u64], reads: usize) -> anyhow::Result<Vec<u64>> {
+/// Returns the time of each of `reads` random reads, without a cache. `parts` are those of the files
+/// that have data: offset and length.
+fn read(image: File, parts: &[(u64, u64)], reads: usize) -> anyhow::Result<Vec<u64>> {
     if reads == 0 {
         return Ok(Vec::new());
     }
     let image = Image::open_with(image, 0).context("reading what was just packed")?;
-    let pages: u64 = lens.iter().map(|len| len.div_ceil(READ_BYTES)).sum();
+    let pages: u64 = parts.iter().map(|(_, len)| len.div_ceil(READ_BYTES)).sum();
     let count = pages.min(reads as u64);
     let (mut buffer, mut times) = (vec![0; READ_BYTES as usize], Vec::new());
     let mut opened = HashMap::new();
     for taken in 0..count {
         let mut page = spread(taken, pages);
-        let Some(number) = lens.iter().position(|len| {
+        let Some((number, (first, _))) = parts.iter().enumerate().find(|(_, (_, len))| {
             let pages = len.div_ceil(READ_BYTES);
             let inside = page < pages;
             page -= if inside { 0 } else { pages };
@@ -338,7 +362,7 @@ fn read(image: File, lens: &[u64], reads: usize) -> anyhow::Result<Vec<u64>> {
             }
         };
         let start = processor_time();
-        file.read_at(&mut buffer, page * READ_BYTES)?;
+        file.read_at(&mut buffer, first + page * READ_BYTES)?;
         times.push(processor_time().saturating_sub(start).as_nanos() as u64);
     }
     Ok(times)
@@ -420,8 +444,12 @@ fn rest(input: &Input, zeros: Option<Zeros>) -> Estimate {
         + input.strata.iter().map(|stratum| rest_of(stratum, zeros)).sum()
 }
 
-/// Returns the size of a stratum's holes, and of zeros that were found by scanning.
+/// Returns the size of a stratum's holes, and of zeros that were found by scanning, unless they are
+/// packed with the data.
 fn rest_of(stratum: &Stratum, zeros: Option<Zeros>) -> Estimate {
+    if stratum.has_own_holes {
+        return Estimate::exact(0.0);
+    }
     let data_bytes = stratum.data_bytes();
     let found = if stratum.is_scanned() {
         Estimate::exact((stratum.pages * PAGE_BYTES) as f64) + data_bytes.scaled(-1.0)

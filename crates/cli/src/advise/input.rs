@@ -8,10 +8,16 @@ use std::{
     sync::Arc,
 };
 
-use pagefold_erofs::{Content, Span};
+use pagefold_erofs::Span;
 use rustix::fs::OFlags;
 
-use super::stratum::{Stratum, Unit};
+use super::{
+    clock::Deadline,
+    stratum::{Stratum, Unit},
+};
+
+/// Bytes that are read between two checks of the time: Linux's default readahead.
+const STEP_BYTES: usize = 128 << 10;
 
 /// The kind of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,39 +100,54 @@ impl Input {
         }
     }
 
-    /// Opens the file of a unit, as content of the unit's length.
-    pub(super) fn content(&self, unit: Unit) -> io::Result<Content> {
+    /// Replaces the content of `bytes` with a unit. Fails with `TimedOut` if the time ends before.
+    pub(super) fn read(&self, unit: Unit, bytes: &mut Vec<u8>, end: Deadline<'_>) -> io::Result<()> {
+        bytes.clear();
+        bytes.resize(unit.len_bytes as usize, 0);
+        let mut steps = Steps { left_bytes: STEP_BYTES, end };
         match &self.files {
             Files::Many { directories, files } => {
                 let (directory, name) = files.get(unit.file as usize).ok_or(io::ErrorKind::NotFound)?;
                 let path = directories.get(*directory as usize).ok_or(io::ErrorKind::NotFound)?.join(&**name);
-                Ok(Content::Range(Arc::new(open_regular(&path, unit.offset + unit.len_bytes)?), unit.offset))
+                steps.read(&open_regular(&path, unit.offset + unit.len_bytes)?, bytes, unit.offset)
             }
-            Files::One(file) => Ok(Content::Range(Arc::clone(file), unit.offset)),
+            Files::One(file) => steps.read(file, bytes, unit.offset),
             Files::Parts(file, parts) => {
                 let end = unit.offset + unit.len_bytes;
                 let first = parts.partition_point(|part| part.at + part.len <= unit.offset);
-                let inside = parts[first..].iter().take_while(|part| part.at < end).map(|part| {
+                parts[first..].iter().take_while(|part| part.at < end).try_for_each(|part| {
                     let from = part.at.max(unit.offset);
-                    let len = (part.at + part.len).min(end) - from;
-                    Span { at: from - unit.offset, len, source: part.source + (from - part.at) }
-                });
-                Ok(Content::Spans(Arc::clone(file), inside.collect()))
+                    let to = (part.at + part.len).min(end);
+                    let here = &mut bytes[(from - unit.offset) as usize..(to - unit.offset) as usize];
+                    steps.read(file, here, part.source + (from - part.at))
+                })
             }
         }
     }
+}
 
-    /// Replaces the content of `bytes` with a unit.
-    pub(super) fn read(&self, unit: Unit, bytes: &mut Vec<u8>) -> io::Result<()> {
-        bytes.clear();
-        bytes.resize(unit.len_bytes as usize, 0);
-        match self.content(unit)? {
-            Content::Range(file, offset) => file.read_exact_at(bytes, offset),
-            Content::Spans(file, spans) => spans.iter().try_for_each(|span| {
-                file.read_exact_at(&mut bytes[span.at as usize..][..span.len as usize], span.source)
-            }),
-            _ => Err(io::ErrorKind::Unsupported.into()),
+/// Reads in steps, between which it checks the time: slow storage may take milliseconds for a page.
+struct Steps<'a> {
+    left_bytes: usize,
+    end: Deadline<'a>,
+}
+
+impl Steps<'_> {
+    fn read(&mut self, file: &File, mut to: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !to.is_empty() {
+            if self.left_bytes == 0 {
+                if self.end.is_over() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                self.left_bytes = STEP_BYTES;
+            }
+            let (here, rest) = to.split_at_mut(to.len().min(self.left_bytes));
+            file.read_exact_at(here, offset)?;
+            offset += here.len() as u64;
+            self.left_bytes -= here.len();
+            to = rest;
         }
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, Hasher},
+    io::ErrorKind,
     sync::{Mutex, PoisonError},
     thread,
 };
@@ -278,9 +279,16 @@ impl Work<'_> {
                     counted.is_whole = false;
                     break;
                 }
-                if self.input.read(unit, &mut bytes).is_err() {
-                    done.lost_units += 1;
-                    continue;
+                match self.input.read(unit, &mut bytes, self.end) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::TimedOut => {
+                        counted.is_whole = false;
+                        break;
+                    }
+                    Err(_) => {
+                        done.lost_units += 1;
+                        continue;
+                    }
                 }
                 bytes.resize(bytes.len().next_multiple_of(PAGE_SIZE), 0);
                 let mut data_from = 0;

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::ErrorKind,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -59,7 +60,11 @@ fn of_stratum(
             // An unreadable range counts as data; sampling finds that it is unreadable.
             let pages = unit.len_bytes.div_ceil(PAGE_BYTES);
             let unknown = Data { first_page: 0, end_page: pages, pages };
-            let data = input.read(unit, &mut bytes).map_or(unknown, |()| data(&bytes));
+            let data = match input.read(unit, &mut bytes, end) {
+                Ok(()) => data(&bytes),
+                Err(error) if error.kind() == ErrorKind::TimedOut => return,
+                Err(_) => unknown,
+            };
             read_bytes.fetch_add(unit.len_bytes, Ordering::Relaxed);
             data_bytes.fetch_add(data.pages * PAGE_BYTES, Ordering::Relaxed);
             found.lock().unwrap_or_else(PoisonError::into_inner).insert(place, data);
@@ -70,8 +75,9 @@ fn of_stratum(
             scope.spawn(work);
         }
     });
-    // Every place that was begun was finished, so the places are consecutive.
-    found.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+    // A thread may have finished a place after one for which the time of another was not enough.
+    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter();
+    (0..).zip(found).map_while(|(next, (place, data))| (place == next).then_some(data)).collect()
 }
 
 fn data(bytes: &[u8]) -> Data {

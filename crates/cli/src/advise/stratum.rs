@@ -42,6 +42,8 @@ pub(super) struct Unit {
     pub(super) data_bytes: u64,
     /// Whether the file's data continues where the unit ends.
     pub(super) continues: bool,
+    /// The length of its file, if the file's holes are packed with it.
+    pub(super) file_bytes: Option<u64>,
     /// Offset and length of its surroundings.
     around: (u64, u64),
 }
@@ -86,6 +88,8 @@ struct Row {
     file: u32,
     offset: u64,
     len_bytes: u64,
+    /// The length of its file, if the file's holes are packed with it.
+    file_bytes: Option<u64>,
     /// Number of its first unit within the stratum.
     first: u64,
 }
@@ -130,6 +134,8 @@ pub(super) struct Stratum {
     pub(super) pages: u64,
     /// Whether the units are pieces of large files, which may be zeros.
     pub(super) has_pieces: bool,
+    /// Whether each unit has all data of its file, with whose holes it is packed.
+    pub(super) has_own_holes: bool,
     /// Whether all files are so short that an image stores them behind their inodes.
     pub(super) is_inline: bool,
     pub(super) long_files: LongFiles,
@@ -144,9 +150,25 @@ impl Stratum {
         Self { has_pieces: true, ..Self::default() }
     }
 
+    /// Returns an empty stratum of files that are packed with their holes.
+    pub(super) fn of_sparse_files() -> Self {
+        Self { has_own_holes: true, ..Self::default() }
+    }
+
     /// Adds `len_bytes` of a file, at least one byte, from `offset` on.
     pub(super) fn add(&mut self, file: u32, offset: u64, len_bytes: u64) {
-        self.rows.push(Row { file, offset, len_bytes, first: self.units });
+        self.add_row(Row { file, offset, len_bytes, file_bytes: None, first: self.units });
+    }
+
+    /// Adds a file of `file_bytes` whose data are these `len_bytes`, at most [`UNIT_BYTES`].
+    pub(super) fn add_sparse(&mut self, file: u32, offset: u64, len_bytes: u64, file_bytes: u64) {
+        self.add_row(Row { file, offset, len_bytes, file_bytes: Some(file_bytes), first: self.units });
+        self.hole_bytes = self.hole_bytes.saturating_add(file_bytes - len_bytes);
+    }
+
+    fn add_row(&mut self, row: Row) {
+        let len_bytes = row.len_bytes;
+        self.rows.push(row);
         self.units += len_bytes.div_ceil(UNIT_BYTES);
         self.bytes = self.bytes.saturating_add(len_bytes);
         self.pages = self.pages.saturating_add(len_bytes.div_ceil(PAGE_BYTES));
@@ -160,7 +182,15 @@ impl Stratum {
         let around_at = at - at % SURROUNDINGS_BYTES;
         let around = (row.offset + around_at, (row.len_bytes - around_at).min(SURROUNDINGS_BYTES));
         let continues = at + len_bytes < row.len_bytes;
-        Some(Unit { file: row.file, offset: row.offset + at, len_bytes, data_bytes: len_bytes, continues, around })
+        Some(Unit {
+            file: row.file,
+            offset: row.offset + at,
+            len_bytes,
+            data_bytes: len_bytes,
+            continues,
+            file_bytes: row.file_bytes,
+            around,
+        })
     }
 
     /// Returns the unit at this place of the random order.

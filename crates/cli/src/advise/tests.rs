@@ -131,6 +131,37 @@ fn long_files_of_zeros_cost_next_to_nothing() {
     assert!(report.images.iter().all(|image| image.bytes.high() < 400_000.0), "{:?}", report.images);
 }
 
+/// Their zeros share blocks with the data, and each has an inode.
+#[test]
+fn forecasts_hold_for_many_sparse_files() {
+    let folder = TempDir::new().expect("a folder");
+    let mut whole: Vec<_> = images::CHOICES.iter().map(|_| empty_tree()).collect();
+    for number in 0..120u64 {
+        let path = folder.path().join(number.to_string());
+        let file = fs::File::create(&path).expect("a file");
+        let len = (2 << 20) + (number % 4) * (3 << 20);
+        file.set_len(len).expect("a hole");
+        if number % 10 < 8 {
+            file.write_all_at(&content(4096), len / 4096 * (number % 7) / 7 * 4096).expect("room");
+        } else if number % 10 == 8 {
+            file.write_all_at(&content(300_000), number << 12).expect("room");
+        }
+        for tree in &mut whole {
+            let content =
+                Content::Open(std::sync::Arc::new(fs::File::open(&path).expect("a file")), path.as_path().into());
+            tree.add(tree.root(), number.to_string().as_bytes(), node(NodeKind::Regular { content, size: len }))
+                .expect("a file");
+        }
+    }
+    let (report, _) = measure(&args(folder.path()), &Clock::counted(Duration::from_micros(1))).expect("figures");
+    for (image, tree) in report.images.iter().zip(&whole) {
+        let options = options(image.codec, image.cluster).expect("a codec");
+        let truth = build(tree, &options, &memory_file().expect("memory")).expect("an image").image_bytes as f64;
+        let close = (image.bytes.value - truth).abs() <= 8192.0 + truth / 50.0;
+        assert!(close && image.bytes.high() <= 1.1 * truth, "{truth} {image:?}");
+    }
+}
+
 #[test]
 fn listing_ends_in_time() {
     let folder = TempDir::new().expect("a folder");
@@ -148,7 +179,7 @@ fn listing_ends_in_time() {
         match walk::look_at(folder.path(), ends, 2) {
             Ok(input) => {
                 assert_eq!(input.skipped.more, step >= 100, "{step}");
-                assert!(step > 1 || input.hole_bytes == 40 * (3 << 20), "{step}: {input:?}");
+                assert!(step > 1 || input.hole_bytes == 40 * ((3 << 20) - 4096), "{step}: {input:?}");
                 found.push(input.names.files);
             }
             Err(error) => assert!(step == 700 && error.to_string().contains("no files"), "{error}"),
@@ -162,7 +193,8 @@ fn scanning_ends_in_time() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("a disk");
     fs::write(&path, content(8 << 20)).expect("room");
-    for (steps, scanned) in [(0, 0), (3, 3), (100, 8)] {
+    // Each unit is read in eight steps.
+    for (steps, scanned) in [(0, 0), (7, 0), (24, 3), (100, 8)] {
         let clock = Clock::counted(Duration::from_secs(1));
         let never = clock.until(Duration::from_secs(1_000_000));
         let mut input = walk::look_at(&path, [never; 2], 1).expect("a file");
@@ -172,5 +204,36 @@ fn scanning_ends_in_time() {
         assert_eq!((stratum.is_scanned(), stratum.data_bytes().is_exact()), (scanned > 0, scanned % 8 == 0));
         let pages = stratum.scanned_zero_pages();
         assert!(pages <= scanned * 256, "{pages}");
+    }
+}
+
+/// Slow storage may take milliseconds for each file and each page.
+#[test]
+fn reading_and_packing_end_in_time() {
+    let folder = TempDir::new().expect("a folder");
+    for number in 0..64 {
+        fs::write(folder.path().join(number.to_string()), content(5000)).expect("room");
+    }
+    let second = Duration::from_secs(1);
+    for (seconds, is_enough) in [(30, false), (10_000, true)] {
+        let clock = Clock::counted(second);
+        let never = clock.until(second * 1_000_000);
+        let input = walk::look_at(folder.path(), [never; 2], 1).expect("a folder");
+        let pages = pages::look_at(&input, u64::MAX, never, 1).expect("pages");
+        let images = images::measure(&input, &pages, u64::MAX, never.or_after(second * seconds), 1).expect("images");
+        let sampled = images.iter().filter(|image| image.sampled_bytes == 64 * 5000).count();
+        assert_eq!(sampled, if is_enough { images.len() } else { 0 }, "{images:?}");
+    }
+    let path = folder.path().join("a disk");
+    fs::write(&path, content(1 << 20)).expect("room");
+    for (steps, is_enough) in [(3, false), (100, true)] {
+        let clock = Clock::counted(second);
+        let never = clock.until(second * 1_000_000);
+        let input = walk::look_at(&path, [never; 2], 1).expect("a file");
+        let unit = input.strata[0].nth(0).expect("a unit");
+        let before = clock.asked();
+        let read = input.read(unit, &mut Vec::new(), never.or_after(second * steps));
+        assert_eq!(read.is_ok(), is_enough, "{read:?}");
+        assert!(clock.asked() - before <= steps + 2);
     }
 }

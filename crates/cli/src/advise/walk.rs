@@ -31,6 +31,10 @@ use super::{
 /// The image writer stores the shortest behind their inodes.
 const STRATA: [u64; 5] = [PAGE_BYTES - INODE_BYTES, 16 << 10, 64 << 10, 256 << 10, UNIT_BYTES];
 
+/// Maximum length of files that are packed with their holes. In shorter ones, the cost of zeros
+/// depends on how they share blocks with the data. The holes of longer ones are measured apart.
+const SPARSE_FILE_BYTES: u64 = 16 << 20;
+
 /// After this many ranges of data, the rest of a file counts as one range.
 const MOST_STRETCHES: usize = 1 << 18;
 
@@ -136,6 +140,32 @@ impl Mapped {
     fn is_nearly_empty(&self, len: u64) -> bool {
         len >= LONG_FILE_BYTES && most_data(self.data_bytes, self.stretches) <= len / LONG_FILE_DATA_PARTS
     }
+}
+
+/// Returns offset and length of the data of a file of `len` bytes, with all holes between, or its
+/// first page if it has none. `None` if that is longer than a unit or unknown at `end`, or if the
+/// file is long.
+fn only_piece(file: &File, len: u64, end: Deadline<'_>) -> Option<(u64, u64)> {
+    if len > SPARSE_FILE_BYTES || end.is_over() {
+        return None;
+    }
+    let first = match seek(file, Sparse::Data(0)) {
+        Ok(first) => first.min(len) / PAGE_BYTES * PAGE_BYTES,
+        Err(rustix::io::Errno::NXIO) => return Some((0, PAGE_BYTES.min(len))),
+        Err(_) => return None,
+    };
+    let mut data = first;
+    while data < first + UNIT_BYTES && !end.is_over() {
+        let hole = seek(file, Sparse::Hole(data)).ok()?.min(len);
+        match seek(file, Sparse::Data(hole)) {
+            Ok(next) => data = next,
+            Err(rustix::io::Errno::NXIO) => {
+                return (hole > first && hole <= first + UNIT_BYTES).then_some((first, hole - first));
+            }
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// Opens a file, if it can be opened and the time is not over.
@@ -300,6 +330,7 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
     strata.push(Stratum::of_pieces());
     let mut nearly_empty = Stratum::of_pieces();
     nearly_empty.long_files = LongFiles::NearlyEmpty;
+    let mut sparse = Stratum::of_sparse_files();
     let (mut all_directories, mut all_files, mut times) = (Vec::new(), Vec::new(), InodeTimes::default());
     for found in found.into_iter().chain([root]) {
         let first = all_directories.len() as u32;
@@ -308,15 +339,17 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
             let stratum = &mut strata[STRATA.partition_point(|most| *most < len)];
             let file = found.sparse.contains(&at).then(|| found.directories[directory as usize].join(&*name));
             let file = file.and_then(|path| open_in_time(&path, map_end));
-            let mapped = file.map(|file| Mapped::of(&file, len, map_end));
+            let piece = file.as_ref().and_then(|file| only_piece(file, len, map_end));
+            let mapped = file.filter(|_| piece.is_none()).map(|file| Mapped::of(&file, len, map_end));
             let is_nearly_empty = mapped.as_ref().is_some_and(|mapped| mapped.is_nearly_empty(len));
             let stratum = if is_nearly_empty { &mut nearly_empty } else { stratum };
             if len >= LONG_FILE_BYTES && !is_nearly_empty {
                 stratum.long_files = LongFiles::Some;
             }
-            match mapped {
-                Some(mapped) => mapped.add_to(stratum, number, len),
-                None => stratum.add(number, 0, len),
+            match (piece, mapped) {
+                (Some((from, data_bytes)), _) => sparse.add_sparse(number, from, data_bytes, len),
+                (None, Some(mapped)) => mapped.add_to(stratum, number, len),
+                (None, None) => stratum.add(number, 0, len),
             }
             all_files.push((first + directory, name));
         }
@@ -327,7 +360,7 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
         input.skipped.more |= found.more;
     }
     input.names.compact = times.compact();
-    strata.push(nearly_empty);
+    strata.extend([nearly_empty, sparse]);
     strata.retain(|stratum| stratum.bytes > 0 || stratum.hole_bytes > 0);
     input.hole_bytes = strata.iter().map(|stratum| stratum.hole_bytes).fold(0, u64::saturating_add);
     input.strata = strata;
