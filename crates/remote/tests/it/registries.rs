@@ -73,6 +73,14 @@ fn registry(contents: Arc<Mutex<Contents>>, elsewhere: String, requests_of_a_tok
     })
 }
 
+/// A server of blobs that a registry leads to.
+fn store(contents: Arc<Mutex<Contents>>) -> Server {
+    Server::start(move |request| {
+        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
+        Reply::file(request, &contents.lock().expect("not poisoned").blobs[digest])
+    })
+}
+
 pub(crate) fn answer(request: &Request, contents: &mut Contents, elsewhere: &str) -> Reply {
     let Some(rest) = request.path.strip_prefix("/v2/a/b/") else { return Reply::status(404) };
     let (kind, name) = rest.split_once('/').expect("a kind");
@@ -111,11 +119,7 @@ pub(crate) fn answer(request: &Request, contents: &mut Contents, elsewhere: &str
 #[test]
 fn a_tag_is_asked_for() {
     let contents = Arc::<Mutex<Contents>>::default();
-    let blobs = Arc::clone(&contents);
-    let elsewhere = Server::start(move |request| {
-        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
-        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
-    });
+    let elsewhere = store(Arc::clone(&contents));
     let (inner, link) = (Arc::clone(&contents), elsewhere.url(""));
     let server = Server::start(move |request| answer(request, &mut inner.lock().expect("not poisoned"), &link));
     let folder = tempfile::tempdir().expect("a folder");
@@ -243,11 +247,7 @@ fn docker_registry() {
 #[test]
 fn images_with_devices() {
     let contents = Arc::<Mutex<Contents>>::default();
-    let blobs = Arc::clone(&contents);
-    let elsewhere = Server::start(move |request| {
-        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
-        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
-    });
+    let elsewhere = store(Arc::clone(&contents));
     let server = registry(Arc::clone(&contents), elsewhere.url(""), 1000);
     let folder = tempfile::tempdir().expect("a folder");
     let place = |tag: &str| format!("oci://{}/a/b:{tag}", server.address);
@@ -260,11 +260,11 @@ fn images_with_devices() {
     });
     let [image, mut device] = layers;
     device["annotations"]["org.erofs.role"] = "device".into();
-    let store = |tag: &str, layers: &[&serde_json::Value]| {
+    let add = |tag: &str, layers: &[&serde_json::Value]| {
         let manifest = serde_json::json!({"schemaVersion": 2, "layers": layers}).to_string();
         contents.lock().expect("not poisoned").manifests.insert(tag.to_owned(), manifest.into());
     };
-    store("both", &[&device, &image]);
+    add("both", &[&device, &image]);
     let both = opened(&place("both"), |_| {});
     compare(&images[0], &both, 1, 3);
     let [found] = &both.devices().expect("devices")[..] else { panic!("one device") };
@@ -274,7 +274,7 @@ fn images_with_devices() {
         "mediaType": "application/vnd.erofs.chunk-index.v1", "digest": Sum::of(b"x").to_string(), "size": 64 << 20,
     });
     device["annotations"].as_object_mut().expect("annotations").remove("org.erofs.chunk-index.range");
-    store("long", &[&device, &index, &image]);
+    add("long", &[&device, &index, &image]);
     let requests = elsewhere.requests().len();
     let Err(error) = open(&Location::parse(&place("long")).expect("a location"), &Options::default()) else {
         panic!("refused")
@@ -288,11 +288,7 @@ fn images_with_devices() {
 #[test]
 fn devices_that_a_registry_has_are_not_sent() {
     let contents = Arc::<Mutex<Contents>>::default();
-    let blobs = Arc::clone(&contents);
-    let elsewhere = Server::start(move |request| {
-        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
-        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
-    });
+    let elsewhere = store(Arc::clone(&contents));
     let inner = Arc::clone(&contents);
     let link = elsewhere.url("");
     let is_refused = Arc::new(AtomicBool::new(false));
@@ -406,11 +402,7 @@ fn blobs_stay_as_they_are() {
 #[test]
 fn layers_of_another_sum_are_refused() {
     let contents = Arc::<Mutex<Contents>>::default();
-    let blobs = Arc::clone(&contents);
-    let elsewhere = Server::start(move |request| {
-        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
-        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
-    });
+    let elsewhere = store(Arc::clone(&contents));
     let server = registry(Arc::clone(&contents), elsewhere.url(""), 1000);
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("oci://{}/a/b:1", server.address);
