@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::{
     reading::{bytes, compare, opened},
-    registries::{Contents, answer, pushed},
+    registries::{Contents, answer, pushed, store},
     traces,
 };
 
@@ -57,11 +57,7 @@ struct Origin {
 impl Origin {
     fn new() -> Self {
         let contents = Arc::<Mutex<Contents>>::default();
-        let blobs = Arc::clone(&contents);
-        let links = Server::start(move |request| {
-            let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
-            Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
-        });
+        let links = store(Arc::clone(&contents));
         let (inner, link, is_out) = (Arc::clone(&contents), links.url(""), Arc::new(AtomicBool::new(false)));
         let out = Arc::clone(&is_out);
         let server = Server::start(move |request| match out.load(Relaxed) {
@@ -297,11 +293,7 @@ fn a_mirror_has_little_time_for_a_manifest() {
 fn a_registry_that_is_replaced_is_not_asked() {
     let replaced = Server::start(|request| panic!("asked for {}", request.path));
     let contents = Arc::<Mutex<Contents>>::default();
-    let blobs = Arc::clone(&contents);
-    let links = Server::start(move |request| {
-        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
-        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
-    });
+    let links = store(Arc::clone(&contents));
     let (inner, link) = (Arc::clone(&contents), links.url(""));
     let server = Server::start(move |request| {
         let mut request = request.clone();

@@ -74,7 +74,7 @@ fn registry(contents: Arc<Mutex<Contents>>, elsewhere: String, requests_of_a_tok
 }
 
 /// A server of blobs that a registry leads to.
-fn store(contents: Arc<Mutex<Contents>>) -> Server {
+pub(crate) fn store(contents: Arc<Mutex<Contents>>) -> Server {
     Server::start(move |request| {
         let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
         Reply::file(request, &contents.lock().expect("not poisoned").blobs[digest])

@@ -20,7 +20,7 @@ use proptest::prelude::*;
 
 use crate::{
     reading::{bytes, compare, index_of, opened},
-    registries::{Contents, answer, pushed},
+    registries::{Contents, answer, pushed, store},
 };
 
 /// Where a start reads.
@@ -385,11 +385,7 @@ enum Referrers {
 
 /// A registry without the API for referrers, or that has it in pages, and keeps a tag for the list.
 fn registry_with(how: Referrers, contents: &Arc<Mutex<Contents>>) -> (Server, Server) {
-    let blobs = Arc::clone(contents);
-    let elsewhere = Server::start(move |request| {
-        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
-        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
-    });
+    let elsewhere = store(Arc::clone(contents));
     let (inner, link) = (Arc::clone(contents), elsewhere.url(""));
     let server = Server::start(move |request| {
         let contents = &mut inner.lock().expect("not poisoned");
