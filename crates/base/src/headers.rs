@@ -81,6 +81,16 @@ pub(crate) fn is_squashfs(front: &[u8]) -> bool {
     matches!(major, Some(1..=4))
 }
 
+/// A magic number in either byte order, and a checksum of the node's header.
+pub(crate) fn is_jffs2(front: &[u8]) -> bool {
+    const MAGIC: u16 = 0x1985;
+    let Some(header) = front.get(..8) else { return false };
+    // CRC-32 that starts from 0 and is not inverted.
+    let sum = crc32(header) ^ crc32(&[0; 8]);
+    le16(front, 0) == Some(MAGIC) && le32(front, 8) == Some(sum)
+        || be16(front, 0) == Some(MAGIC) && be32(front, 8) == Some(sum)
+}
+
 /// A magic number in either byte order, and a name.
 pub(crate) fn is_cramfs(front: &[u8]) -> bool {
     const MAGIC: u32 = 0x28cd_3d45;

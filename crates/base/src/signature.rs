@@ -171,8 +171,7 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a UBIFS file system", kind: Kind::Foreign, extensions: &["ubifs"],
         marks: &[At(0, &0x0610_1831_u32.to_le_bytes())], advice: EXTRACT_UBI },
     Signature { name: "a JFFS2 file system", kind: Kind::Foreign, extensions: &["jffs2"],
-        // A marker of an empty block, with its checksum.
-        marks: &[At(0, b"\x85\x19\x03\x20\x0c\0\0\0\xb1\xb0\x1e\xe4"), At(0, b"\x19\x85\x20\x03\0\0\0\x0c\xf0\x60\xdc\x98")],
+        marks: &[Front(headers::is_jffs2)],
         advice: "'jefferson -d DIRECTORY FILE' extracts it" },
     Signature { name: "a U-Boot image", kind: Kind::Foreign, extensions: &["uimage"],
         marks: &[At(0, b"\x27\x05\x19\x56")], advice: LIST_UBOOT },

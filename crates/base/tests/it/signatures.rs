@@ -142,6 +142,10 @@ fn headers_are_recognized() {
         (laid_out(76, &[(0, &0x28cd_3d45_u32.to_be_bytes()), (16, b"Compressed ROMFS")]), "a cramfs image"),
         (squashfs(b"hsqs", [4, 0]), "a squashfs image"),
         (squashfs(b"sqsh", [0, 3]), "a squashfs image"),
+        // Markers of empty blocks, as mkfs.jffs2 writes them, and the header of a directory entry.
+        (b"\x85\x19\x03\x20\x0c\0\0\0\xb1\xb0\x1e\xe4".to_vec(), "a JFFS2 file system"),
+        (b"\x19\x85\x20\x03\0\0\0\x0c\xf0\x60\xdc\x98".to_vec(), "a JFFS2 file system"),
+        (b"\x85\x19\x01\xe0\x30\0\0\0\x78\xbe\x3e\xfa".to_vec(), "a JFFS2 file system"),
         (arj, "an ARJ archive"),
         (lha(0), "an LHA archive"),
         (lha(1), "an LHA archive"),
