@@ -28,16 +28,19 @@
 
 mod advice;
 mod base;
+mod behind;
 mod cache;
 mod content;
 mod erofs;
 mod error;
 mod format;
+mod headers;
 mod holes;
 mod qcow2;
 mod raw;
 mod recognition;
 mod signature;
+mod source;
 
 pub use base::{Base, Options};
 pub use cache::{Cache, Lease};

@@ -7,7 +7,7 @@ use std::{ffi::OsStr, io, path::Path};
 
 use pagefold_storage::{Location, ReadAt};
 
-use crate::{Format, advice};
+use crate::{Format, advice, behind, headers, source::Source};
 
 /// The kinds of formats, by what this program can do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,16 +73,13 @@ enum Mark {
     At(u64, &'static [u8]),
     /// These bytes at the start of the last sector.
     InLastSector(&'static [u8]),
-    /// These bytes at this distance from the end.
-    BeforeEnd(u64, &'static [u8]),
-    /// A test of the first [`FRONT_BYTES`], or fewer if there are no more.
+    /// A test of the first bytes.
     Front(fn(&[u8]) -> bool),
+    /// A test that reads what it needs.
+    Whole(fn(&Source<'_>) -> io::Result<bool>),
 }
 
-use Mark::{At, BeforeEnd, Front, InLastSector};
-
-/// Bytes that [`Mark::Front`] is given.
-const FRONT_BYTES: usize = 4 << 10;
+use Mark::{At, Front, InLastSector, Whole};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -113,23 +110,23 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a qcow2 image", kind: Kind::Base(Format::Qcow2), extensions: &["qcow2"],
         marks: &[At(0, b"QFI\xfb")], advice: CONVERT },
     Signature { name: "a VMDK disk", kind: Kind::OtherDisk("vmdk"), extensions: &["vmdk"],
-        marks: &[At(0, b"KDMV"), At(0, b"COWD"), At(0, &0xcafe_babe_u64.to_le_bytes()), At(0, b"# Disk DescriptorFile")],
+        marks: &[Front(headers::is_sparse_vmdk), At(0, &0xcafe_babe_u64.to_le_bytes()), Front(headers::is_vmdk_descriptor)],
         advice: CONVERT },
     Signature { name: "a VirtualBox disk (VDI)", kind: Kind::OtherDisk("vdi"), extensions: &["vdi"],
         marks: &[At(64, &0xbeda_107f_u32.to_le_bytes())], advice: CONVERT },
     Signature { name: "a VHDX disk", kind: Kind::OtherDisk("vhdx"), extensions: &["vhdx"],
-        marks: &[At(0, b"vhdxfile")], advice: CONVERT },
+        marks: &[Front(headers::is_vhdx)], advice: CONVERT },
     Signature { name: "a VHD disk", kind: Kind::OtherDisk("vpc"), extensions: &["vhd", "vpc"],
-        marks: &[At(0, b"conectix"), InLastSector(b"conectix")],
+        marks: &[Whole(behind::is_vhd)],
         advice: "'qemu-img convert -f vpc -O raw FILE STEM.img' makes a raw disk of it" },
     Signature { name: "a QED image", kind: Kind::OtherDisk("qed"), extensions: &["qed"],
         marks: &[At(0, b"QED\0")], advice: CONVERT },
     Signature { name: "a Parallels disk", kind: Kind::OtherDisk("parallels"), extensions: &["parallels", "hdd", "hds"],
-        marks: &[At(0, b"WithoutFreeSpace"), At(0, b"WithouFreSpacExt")], advice: CONVERT },
+        marks: &[At(0, b"WithoutFreeSpace\x02\0\0\0"), At(0, b"WithouFreSpacExt\x02\0\0\0")], advice: CONVERT },
     Signature { name: "a Bochs disk", kind: Kind::Foreign, extensions: &[],
-        marks: &[At(0, b"Bochs Virtual HD Image")], advice: CONVERT },
+        marks: &[At(0, b"Bochs Virtual HD Image\0")], advice: CONVERT },
     Signature { name: "an Apple disk image", kind: Kind::Foreign, extensions: &["dmg"],
-        marks: &[InLastSector(b"koly")], advice: CONVERT },
+        marks: &[InLastSector(b"koly\0\0\0\x04\0\0\x02\0")], advice: CONVERT },
     Signature { name: "an Android sparse image", kind: Kind::Foreign, extensions: &["simg"],
         marks: &[At(0, &0xed26_ff3a_u32.to_le_bytes())],
         advice: "'simg2img FILE STEM.raw' makes a raw image of it" },
@@ -143,7 +140,7 @@ static SIGNATURES: &[Signature] = &[
 
     // Copies and backups of disks.
     Signature { name: "a partclone image", kind: Kind::Foreign, extensions: &[],
-        marks: &[At(0, b"partclone-image")], advice: "'partclone.restore -W -s FILE -O STEM.img' makes a raw disk of it" },
+        marks: &[Front(headers::is_partclone)], advice: "'partclone.restore -W -s FILE -O STEM.img' makes a raw disk of it" },
     Signature { name: "an ntfsclone image", kind: Kind::Foreign, extensions: &[],
         marks: &[At(0, b"\0ntfsclone-image")], advice: "'ntfsclone --restore-image --output STEM.img FILE' makes a raw disk of it" },
     Signature { name: "a forensic image (EWF)", kind: Kind::Foreign, extensions: &["e01", "ex01"],
@@ -155,18 +152,18 @@ static SIGNATURES: &[Signature] = &[
         marks: &[At(8, &0x2_f5ba_cbac_u64.to_le_bytes()), At(8, &0x2_f5ba_cbac_u64.to_be_bytes())],
         advice: "'zfs receive POOL/NAME < FILE' makes a file system of it" },
     Signature { name: "a dump archive", kind: Kind::Foreign, extensions: &[],
-        marks: &[Front(is_dump)], advice: "'restore -rf FILE' extracts it to the current directory" },
+        marks: &[Front(headers::is_dump)], advice: "'restore -rf FILE' extracts it to the current directory" },
     Signature { name: "a saved state of a virtual machine (libvirt)", kind: Kind::Foreign, extensions: &[],
-        marks: &[At(0, b"LibvirtQemudSave"), At(0, b"LibvirtQemudPart")],
+        marks: &[Front(headers::is_libvirt_state)],
         advice: "it has memory but no disk; 'virsh save-image-dumpxml FILE' names the disks" },
     Signature { name: "a saved state of a virtual machine (QEMU)", kind: Kind::Foreign, extensions: &[],
         marks: &[At(0, b"QEVM\0\0\0\x03")], advice: "it has memory but no disk: pack the machine's disk" },
 
     // Optical disks.
     Signature { name: "a Nero disc image (NRG)", kind: Kind::Foreign, extensions: &["nrg"],
-        marks: &[BeforeEnd(12, b"NER5"), BeforeEnd(8, b"NERO")], advice: "'nrg2iso FILE STEM.iso' makes an ISO image of it" },
+        marks: &[Whole(behind::is_nrg)], advice: "'nrg2iso FILE STEM.iso' makes an ISO image of it" },
     Signature { name: "a compressed disc image (CSO)", kind: Kind::Foreign, extensions: &["cso", "zso"],
-        marks: &[Front(is_cso)], advice: "'maxcso --decompress FILE -o STEM.iso' makes an ISO image of it" },
+        marks: &[Front(headers::is_cso)], advice: "'maxcso --decompress FILE -o STEM.iso' makes an ISO image of it" },
 
     // Firmware.
     Signature { name: "a UBI image", kind: Kind::Foreign, extensions: &["ubi"],
@@ -174,8 +171,7 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a UBIFS file system", kind: Kind::Foreign, extensions: &["ubifs"],
         marks: &[At(0, &0x0610_1831_u32.to_le_bytes())], advice: EXTRACT_UBI },
     Signature { name: "a JFFS2 file system", kind: Kind::Foreign, extensions: &["jffs2"],
-        // A marker of an empty block, with its checksum.
-        marks: &[At(0, b"\x85\x19\x03\x20\x0c\0\0\0\xb1\xb0\x1e\xe4"), At(0, b"\x19\x85\x20\x03\0\0\0\x0c\xf0\x60\xdc\x98")],
+        marks: &[Front(headers::is_jffs2)],
         advice: "'jefferson -d DIRECTORY FILE' extracts it" },
     Signature { name: "a U-Boot image", kind: Kind::Foreign, extensions: &["uimage"],
         marks: &[At(0, b"\x27\x05\x19\x56")], advice: LIST_UBOOT },
@@ -184,23 +180,23 @@ static SIGNATURES: &[Signature] = &[
 
     // What stands for other files.
     Signature { name: "a git bundle", kind: Kind::Foreign, extensions: &["bundle"],
-        marks: &[At(0, b"# v2 git bundle\n"), At(0, b"# v3 git bundle\n")],
+        marks: &[Front(headers::is_git_bundle)],
         advice: "'git clone FILE DIRECTORY' checks its files out" },
     Signature { name: "a pointer of Git LFS instead of the file", kind: Kind::Foreign, extensions: &[],
         marks: &[At(0, b"version https://git-lfs.github.com/spec/v1\n")], advice: "'git lfs pull' fetches the file" },
     Signature { name: "data encrypted by age", kind: Kind::Foreign, extensions: &["age"],
-        marks: &[At(0, b"age-encryption.org/v1\n"), At(0, b"-----BEGIN AGE ENCRYPTED FILE-----")],
+        marks: &[At(0, b"age-encryption.org/v1\n-> "), At(0, b"-----BEGIN AGE ENCRYPTED FILE-----")],
         advice: "'age --decrypt --output STEM FILE' decrypts it" },
     Signature { name: "a chunk index", kind: Kind::Foreign, extensions: &["chunk-index"],
         marks: &[At(0, b"\xcd\xe4\xec\x67")], advice: "name the image for which it was made" },
 
     // File systems that are read as archives are.
     Signature { name: "a squashfs image", kind: Kind::Foreign, extensions: &["squashfs", "sqfs", "sqsh", "snap"],
-        marks: &[At(0, b"hsqs"), At(0, b"sqsh")], advice: "'unsquashfs -d DIRECTORY FILE' extracts it" },
+        marks: &[Front(headers::is_squashfs)], advice: "'unsquashfs -d DIRECTORY FILE' extracts it" },
     Signature { name: "a cramfs image", kind: Kind::Foreign, extensions: &["cramfs"],
-        marks: &[At(16, b"Compressed ROMFS")], advice: "'fsck.cramfs --extract=DIRECTORY FILE' extracts it" },
+        marks: &[Front(headers::is_cramfs)], advice: "'fsck.cramfs --extract=DIRECTORY FILE' extracts it" },
     Signature { name: "a romfs image", kind: Kind::Foreign, extensions: &["romfs"],
-        marks: &[At(0, b"-rom1fs-")], advice: "'mount -t romfs -o loop FILE DIRECTORY' mounts it" },
+        marks: &[Front(headers::is_romfs)], advice: "'mount -t romfs -o loop FILE DIRECTORY' mounts it" },
 
     // Compressed data.
     Signature { name: "gzip data", kind: Kind::Compressed(Compression::Gzip), extensions: &["gz", "tgz"],
@@ -210,23 +206,27 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "xz data", kind: Kind::Compressed(Compression::Xz), extensions: &["xz", "txz"],
         marks: &[At(0, b"\xfd7zXZ\0")], advice: "'xz -dc FILE > STEM' decompresses it" },
     Signature { name: "bzip2 data", kind: Kind::Compressed(Compression::Bzip2), extensions: &["bz2", "tbz", "tbz2"],
-        marks: &[Front(is_bzip2)], advice: "'bzip2 -dc FILE > STEM' decompresses it" },
+        marks: &[Front(headers::is_bzip2)], advice: "'bzip2 -dc FILE > STEM' decompresses it" },
     Signature { name: "LZ4 data", kind: Kind::Compressed(Compression::Lz4), extensions: &["lz4", "tlz4"],
         marks: &[At(0, b"\x04\x22\x4d\x18"), At(0, b"\x02\x21\x4c\x18")],
         advice: "'lz4 -dc FILE > STEM' decompresses it" },
     Signature { name: "lzip data", kind: Kind::Compressed(Compression::Lzip), extensions: &["lz", "tlz"],
         marks: &[At(0, b"LZIP\x01"), At(0, b"LZIP\0")], advice: "'lzip -dc FILE > STEM' decompresses it" },
     Signature { name: "LZMA data", kind: Kind::Compressed(Compression::Lzma), extensions: &["lzma"],
-        marks: &[Front(is_lzma)], advice: "'xz --format=lzma -dc FILE > STEM' decompresses it" },
+        marks: &[Front(headers::is_lzma)], advice: "'xz --format=lzma -dc FILE > STEM' decompresses it" },
     Signature { name: "data compressed by lzop", kind: Kind::Foreign, extensions: &["lzo", "tzo"],
         marks: &[At(0, b"\x89LZO\0\r\n\x1a\n")], advice: "'lzop -dc FILE > STEM' decompresses it" },
     Signature { name: "data compressed by lrzip", kind: Kind::Foreign, extensions: &["lrz"],
-        marks: &[At(0, b"LRZI")], advice: "'lrzip -d FILE' decompresses it" },
+        marks: &[At(0, b"LRZI\0")], advice: "'lrzip -d FILE' decompresses it" },
     Signature { name: "data compressed by compress", kind: Kind::Foreign, extensions: &["Z", "taz"],
-        marks: &[Front(is_compress)], advice: "'gzip -dc FILE > STEM' decompresses it" },
+        marks: &[Front(headers::is_compress)], advice: "'gzip -dc FILE > STEM' decompresses it" },
     Signature { name: "data compressed by an old version of zstd", kind: Kind::Foreign, extensions: &[],
         marks: &[Front(|front| matches!(front, [0x1e | 0x22..=0x27, 0xb5, 0x2f, 0xfd, ..]))],
         advice: DECOMPRESS },
+    Signature { name: "data compressed by GRZip", kind: Kind::Foreign, extensions: &["grz"],
+        marks: &[At(0, b"GRZipII\0")], advice: DECOMPRESS },
+    Signature { name: "zlib data", kind: Kind::Foreign, extensions: &["zz"],
+        marks: &[Front(headers::is_zlib)], advice: "'pigz -dc < FILE > STEM' decompresses it" },
     Signature { name: "Brotli data", kind: Kind::Foreign, extensions: &["br"],
         marks: &[], advice: "'brotli -dc FILE > STEM' decompresses it" },
     Signature { name: "framed Snappy data", kind: Kind::Foreign, extensions: &["sz"],
@@ -234,29 +234,38 @@ static SIGNATURES: &[Signature] = &[
 
     // Archives.
     Signature { name: "a tar archive", kind: Kind::Tar, extensions: &["tar", "ova"],
-        marks: &[At(257, b"ustar"), Front(is_tar)], advice: PACK },
+        marks: &[Front(headers::is_ustar), Front(headers::is_tar)], advice: PACK },
     Signature { name: "a zip archive", kind: Kind::Foreign, extensions: &["zip", "jar", "apk"],
-        marks: &[At(0, b"PK\x03\x04"), At(0, b"PK\x05\x06"), At(0, b"PK\x07\x08PK")], advice: REPACK },
+        marks: &[At(0, b"PK\x03\x04"), At(0, b"PK\x05\x06"), At(0, b"PK\x07\x08PK"),
+            At(0, b"PK00PK\x03\x04"), Whole(behind::is_program_with_zip)], advice: REPACK },
     Signature { name: "a cpio archive", kind: Kind::Foreign, extensions: &["cpio"],
-        marks: &[At(0, b"070701"), At(0, b"070702"), At(0, b"070707"), Front(is_old_cpio)], advice: REPACK },
+        marks: &[Front(headers::is_new_cpio), Front(headers::is_portable_cpio), Front(headers::is_old_cpio)], advice: REPACK },
     Signature { name: "a Debian package", kind: Kind::Foreign, extensions: &["deb", "udeb"],
         marks: &[At(0, b"!<arch>\ndebian-binary")],
         advice: "'dpkg-deb --fsys-tarfile FILE | pagefold pack - -o STEM.erofs' packs its files" },
     Signature { name: "an ar archive", kind: Kind::Foreign, extensions: &["a", "ar"],
-        marks: &[At(0, b"!<arch>\n"), At(0, b"!<thin>\n")], advice: REPACK },
+        marks: &[Front(headers::is_ar)], advice: REPACK },
     Signature { name: "an RPM package", kind: Kind::Foreign, extensions: &["rpm"],
         marks: &[At(0, b"\xed\xab\xee\xdb")],
         advice: "'rpm2cpio FILE | bsdtar -cf - @- | pagefold pack - -o STEM.erofs' packs its files" },
     Signature { name: "a 7z archive", kind: Kind::Foreign, extensions: &["7z"],
-        marks: &[At(0, b"7z\xbc\xaf\x27\x1c")], advice: REPACK },
+        marks: &[At(0, b"7z\xbc\xaf\x27\x1c"), Whole(behind::is_program_with_7z)], advice: REPACK },
     Signature { name: "a RAR archive", kind: Kind::Foreign, extensions: &["rar"],
-        marks: &[At(0, b"Rar!\x1a\x07")], advice: REPACK },
+        marks: &[At(0, b"Rar!\x1a\x07"), Whole(behind::is_program_with_rar)], advice: REPACK },
     Signature { name: "a xar archive", kind: Kind::Foreign, extensions: &["xar"],
-        marks: &[At(0, b"xar!")], advice: REPACK },
+        marks: &[Front(headers::is_xar)], advice: REPACK },
     Signature { name: "a cabinet (CAB)", kind: Kind::Foreign, extensions: &["cab"],
-        marks: &[At(0, b"MSCF")], advice: REPACK },
+        marks: &[At(0, b"MSCF\0\0\0\0")], advice: REPACK },
     Signature { name: "a web archive (WARC)", kind: Kind::Foreign, extensions: &["warc"],
-        marks: &[At(0, b"WARC/")], advice: REPACK },
+        marks: &[Front(headers::is_warc)], advice: REPACK },
+    Signature { name: "an LHA archive", kind: Kind::Foreign, extensions: &["lha", "lzh"],
+        marks: &[Front(headers::is_lha)], advice: REPACK },
+    Signature { name: "an ARJ archive", kind: Kind::Foreign, extensions: &["arj"],
+        marks: &[Front(headers::is_arj)], advice: "'arj x FILE DIRECTORY' extracts it" },
+    Signature { name: "a ZPAQ archive", kind: Kind::Foreign, extensions: &["zpaq"],
+        marks: &[Front(headers::is_zpaq)], advice: "'zpaq x FILE -to DIRECTORY' extracts it" },
+    Signature { name: "a self-extracting archive (Makeself)", kind: Kind::Foreign, extensions: &[],
+        marks: &[Front(headers::is_makeself)], advice: "'sh FILE --noexec --target DIRECTORY' extracts it" },
 
     // Signatures at the start of raw disks. Other raw disks may begin with any bytes.
     Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &[],
@@ -288,7 +297,7 @@ impl Signature {
     pub fn of(source: &dyn ReadAt, start: u64) -> io::Result<Option<&'static Self>> {
         let source = Source::new(source, start)?;
         // Its first name may begin like another format. A correct sum says more.
-        if is_tar(&source.front) {
+        if headers::is_tar(&source.front) {
             return Ok(Self::of_kind(Kind::Tar));
         }
         if let Some(mut at) = skippable_bytes(&source.front) {
@@ -305,7 +314,7 @@ impl Signature {
             return Ok(found.or_else(|| Self::of_kind(Kind::Compressed(Compression::Zstd))));
         }
         for signature in SIGNATURES {
-            if source.has_any(signature.marks)? {
+            if has_any(&source, signature.marks)? {
                 return Ok(Some(signature));
             }
         }
@@ -314,7 +323,7 @@ impl Signature {
 
     /// Returns whether the content of `source` shows this format from byte `start` on.
     pub(crate) fn is_in(&self, source: &dyn ReadAt, start: u64) -> io::Result<bool> {
-        Source::new(source, start)?.has_any(self.marks)
+        has_any(&Source::new(source, start)?, self.marks)
     }
 
     /// Returns the format that a file's name claims; `None` for raw disks and unknown names.
@@ -409,54 +418,22 @@ fn extension(path: &Path) -> Option<&OsStr> {
     }
 }
 
-/// A source, read from a start offset on.
-struct Source<'a> {
-    source: &'a dyn ReadAt,
-    start: u64,
-    len_bytes: u64,
-    /// At most [`FRONT_BYTES`].
-    front: Vec<u8>,
-}
-
-impl<'a> Source<'a> {
-    fn new(source: &'a dyn ReadAt, start: u64) -> io::Result<Self> {
-        let len_bytes = source.len_bytes()?.saturating_sub(start);
-        let mut front = vec![0; len_bytes.min(FRONT_BYTES as u64) as usize];
-        source.read_exact_at(&mut front, start)?;
-        Ok(Self { source, start, len_bytes, front })
-    }
-
-    /// Returns `len` bytes at `at`; none if the source ends before.
-    fn bytes(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
-        let Some(end) = at.checked_add(len as u64).filter(|end| *end <= self.len_bytes) else { return Ok(Vec::new()) };
-        if let Some(bytes) = self.front.get(at as usize..end as usize) {
-            return Ok(bytes.to_vec());
+fn has_any(source: &Source<'_>, marks: &[Mark]) -> io::Result<bool> {
+    for mark in marks {
+        let has = match mark {
+            At(at, bytes) => source.bytes(*at, bytes.len())? == *bytes,
+            InLastSector(bytes) => match source.len_bytes.checked_sub(SECTOR_BYTES) {
+                Some(at) => source.bytes(at, bytes.len())? == *bytes,
+                None => false,
+            },
+            Front(test) => test(&source.front),
+            Whole(test) => test(source)?,
+        };
+        if has {
+            return Ok(true);
         }
-        let mut bytes = vec![0; len];
-        self.source.read_exact_at(&mut bytes, self.start + at)?;
-        Ok(bytes)
     }
-
-    fn has_any(&self, marks: &[Mark]) -> io::Result<bool> {
-        for mark in marks {
-            let has = match mark {
-                At(at, bytes) => self.bytes(*at, bytes.len())? == *bytes,
-                InLastSector(bytes) => match self.len_bytes.checked_sub(SECTOR_BYTES) {
-                    Some(at) => self.bytes(at, bytes.len())? == *bytes,
-                    None => false,
-                },
-                BeforeEnd(before, bytes) => match self.len_bytes.checked_sub(*before) {
-                    Some(at) => self.bytes(at, bytes.len())? == *bytes,
-                    None => false,
-                },
-                Front(test) => test(&self.front),
-            };
-            if has {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
+    Ok(false)
 }
 
 /// Returns the length of the skippable frame that begins with these 8 bytes, of Zstandard or LZ4.
@@ -465,76 +442,6 @@ pub fn skippable_bytes(header: &[u8]) -> Option<u64> {
         [0x50..=0x5f, 0x2a, 0x4d, 0x18, a, b, c, d, ..] => Some(8 + u64::from(u32::from_le_bytes([a, b, c, d]))),
         _ => None,
     }
-}
-
-/// The block size, then the magic number of a block or of the end.
-fn is_bzip2(front: &[u8]) -> bool {
-    matches!(front, [b'B', b'Z', b'h', b'1'..=b'9', magic @ ..]
-        if magic.starts_with(b"\x31\x41\x59\x26\x53\x59") || magic.starts_with(b"\x17\x72\x45\x38\x50\x90"))
-}
-
-/// There is no magic number: the usual properties, a size of the dictionary that encoders choose
-/// (2ⁿ or 2ⁿ + 2ⁿ⁻¹), a plausible length, and the first byte of the range coder, which is 0.
-fn is_lzma(front: &[u8]) -> bool {
-    let Some(header) = front.first_chunk::<14>() else { return false };
-    let dictionary = u32::from_le_bytes([header[1], header[2], header[3], header[4]]);
-    let lowest = dictionary & dictionary.wrapping_neg();
-    let usual = dictionary >= 4096 && [lowest, lowest.saturating_mul(3)].contains(&dictionary);
-    let len = u64::from_le_bytes([5, 6, 7, 8, 9, 10, 11, 12].map(|at| header[at]));
-    header[0] == 0x5d && (usual || dictionary == u32::MAX) && (len == u64::MAX || len < 1 << 48) && header[13] == 0
-}
-
-/// Two bytes of magic number, then flags of which two bits are unused, and 9 to 16 bits a code. The
-/// first code is a literal, so its ninth bit is 0.
-fn is_compress(front: &[u8]) -> bool {
-    matches!(front, [0x1f, 0x9d, flags, _, second, ..] if flags & 0x60 == 0 && (9..=16).contains(&(flags & 0x1f)) && second & 1 == 0)
-}
-
-/// Words of 32 bits in either order: the type of the first record, and a magic number of two versions.
-fn is_dump(front: &[u8]) -> bool {
-    let word = |at: usize| front.get(at..at + 4).and_then(<[u8]>::first_chunk);
-    let (Some(first), Some(magic)) = (word(0), word(24)) else { return false };
-    [u32::from_le_bytes, u32::from_be_bytes]
-        .iter()
-        .any(|of| of(*first) == 1 && matches!(of(*magic), 60011 | 60012 | 0x1954_0119))
-}
-
-/// A short magic number, the header's length, which some programs leave out, and the length of a block.
-fn is_cso(front: &[u8]) -> bool {
-    let Some(header) = front.first_chunk::<24>() else { return false };
-    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-    let has_block = word(16).is_power_of_two() && (512..=1 << 20).contains(&word(16));
-    matches!(&header[..4], b"CISO" | b"ZISO") && matches!(word(4), 0 | 24) && has_block
-}
-
-/// Words of 16 bits in either order. The name's length includes its end, which is zero.
-fn is_old_cpio(front: &[u8]) -> bool {
-    let Some(header) = front.first_chunk::<26>() else { return false };
-    let word: fn([u8; 2]) -> u16 = match (header[0], header[1]) {
-        (0xc7, 0x71) => u16::from_le_bytes,
-        (0x71, 0xc7) => u16::from_be_bytes,
-        _ => return false,
-    };
-    let word = |at: usize| word([header[at], header[at + 1]]);
-    let (mode, name_bytes) = (word(6), usize::from(word(20)));
-    let kind = matches!(mode >> 12, 1 | 2 | 4 | 6 | 8 | 10 | 12) || mode == 0;
-    kind && (1..=4000).contains(&name_bytes) && front.get(26 + name_bytes - 1) == Some(&0)
-}
-
-/// An archive from before POSIX has no magic number, but a sum of its first header, over signed or
-/// unsigned bytes.
-fn is_tar(front: &[u8]) -> bool {
-    let Some(header) = front.first_chunk::<512>() else { return false };
-    let (sum_at, spaces) = (148..156, 8 * u32::from(b' '));
-    let digits = header[sum_at.clone()].trim_ascii_start();
-    let digits = &digits[..digits.iter().take_while(|digit| (b'0'..=b'7').contains(digit)).count()];
-    let Some(sum) = str::from_utf8(digits).ok().and_then(|digits| u32::from_str_radix(digits, 8).ok()) else {
-        return false;
-    };
-    let rest = || header.iter().enumerate().filter(|(at, _)| !sum_at.contains(at)).map(|(_, byte)| *byte);
-    let unsigned = rest().map(u32::from).sum::<u32>() + spaces;
-    let signed = rest().map(|byte| i32::from(byte as i8)).sum::<i32>() + spaces as i32;
-    header[0] != 0 && (sum == unsigned || i64::from(sum) == i64::from(signed))
 }
 
 #[cfg(test)]
@@ -556,8 +463,7 @@ mod tests {
                 let (at, magic) = match mark {
                     At(at, magic) => (*at as usize, *magic),
                     InLastSector(magic) => (len - 512, *magic),
-                    BeforeEnd(before, magic) => (len - *before as usize, *magic),
-                    Front(_) => continue,
+                    Front(_) | Whole(_) => continue,
                 };
                 bytes[at..at + magic.len()].copy_from_slice(magic);
                 let found = Signature::of(&bytes, 0).expect("memory").expect("a format");
@@ -588,7 +494,6 @@ mod tests {
             (b"\0\0\0\x01abcdabcdabcdabcdabcd\0\0\xea\x6b", "a dump archive"),
             (b"# Disk DescriptorFile\nversion=1\n", "a VMDK disk"),
             (b"MSCF\0\0\0\0", "a cabinet (CAB)"),
-            (b"WARC/1.1\r\n", "a web archive (WARC)"),
             (b"\x25\xb5\x2f\xfd", "data compressed by an old version of zstd"),
         ] {
             assert_eq!(name_of(bytes), Some(name));
@@ -615,8 +520,7 @@ mod tests {
                 let (at, magic) = match mark {
                     At(at, magic) => (*at as usize, *magic),
                     InLastSector(magic) => ((1 << 17) - 512, *magic),
-                    BeforeEnd(back, magic) => ((1 << 17) - *back as usize, *magic),
-                    Front(_) => continue,
+                    Front(_) | Whole(_) => continue,
                 };
                 let mut bytes = vec![0; 1 << 17];
                 bytes[0] = b'n';

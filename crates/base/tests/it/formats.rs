@@ -71,13 +71,12 @@ fn no_combination_of_content_and_name_is_misread() {
         (image, Some("an EROFS image")),
         (headed(0, b"QFI\xfb\0\0\0\x02"), Some("a qcow2 image")),
         (headed(0, b"QFI\xfb\0\0\0\x01"), Some("a qcow image of version 1")),
-        (headed(0, b"KDMV"), Some("a VMDK disk")),
-        (headed(4488, b"conectix"), Some("a VHD disk")),
+        (headed(0, b"KDMV\x01\0\0\0"), Some("a VMDK disk")),
         (headed(0, b"LUKS\xba\xbe\0\x02"), Some("a LUKS volume")),
         (headed(0, b"\x1f\x8b\x08"), Some("gzip data")),
         (headed(0, b"\x50\x2a\x4d\x18\x04\0\0\0\0\0\0\0\x28\xb5\x2f\xfd"), Some("Zstandard data")),
-        (headed(257, b"ustar"), Some("a tar archive")),
-        (headed(0, b"hsqs"), Some("a squashfs image")),
+        (headed(257, b"ustar\0"), Some("a tar archive")),
+        (headed(0, b"hsqs\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\0"), Some("a squashfs image")),
     ];
     let names =
         ["d", "d.img", "d.raw", "d.iso", "d.txt", "d.erofs", "d.qcow2", "d.QCOW2", "d.vmdk", "d.img.gz", "d.tar"];

@@ -7,6 +7,7 @@ mod opening;
 mod qcow2;
 mod reading;
 mod ready;
+mod signatures;
 mod together;
 
 use std::{

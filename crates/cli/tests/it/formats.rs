@@ -246,24 +246,32 @@ fn pagefold_in(folder: &Folder, name: &str) -> Command {
     command
 }
 
+/// The beginning of version 4.
+const SQUASHFS: &[u8] = b"hsqs\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\0";
+
+/// The header of an empty file.
+const CPIO: &[u8] =
+    b"070701000000010000000000000000000000000000000100000000000000000000000000000000000000000000000000000002\
+    00000000a\0";
+
 #[test]
 fn unreadable_formats_are_refused_with_a_helpful_command() {
     let folder = Folder::new();
     let server = Server::start(&["--size", "1M"]);
     for (file, at, magic, name, command) in [
-        ("a.squashfs", 0, &b"hsqs"[..], "a squashfs image", "unsquashfs -d DIRECTORY"),
+        ("a.squashfs", 0, SQUASHFS, "a squashfs image", "unsquashfs -d DIRECTORY"),
         ("a.zip", 0, b"PK\x03\x04", "a zip archive", "bsdtar -cf - @"),
-        ("initrd", 0, b"070701", "a cpio archive", "bsdtar -cf - @"),
+        ("initrd", 0, CPIO, "a cpio archive", "bsdtar -cf - @"),
         ("a.deb", 0, b"!<arch>\ndebian-binary", "a Debian package", "dpkg-deb --fsys-tarfile"),
         ("a.rpm", 0, b"\xed\xab\xee\xdb", "an RPM package", "rpm2cpio"),
         ("a.7z", 0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", "bsdtar"),
         ("a.simg", 0, b"\x3a\xff\x26\xed", "an Android sparse image", "simg2img"),
         ("a.luks", 0, b"LUKS\xba\xbe\0\x02", "a LUKS volume", "cryptsetup open"),
         ("a.tar.lzo", 0, b"\x89LZO\0\r\n\x1a\n", "data compressed by lzop", "lzop -dc"),
-        ("a.tar.lrz", 0, b"LRZI", "data compressed by lrzip", "lrzip -d"),
+        ("a.tar.lrz", 0, b"LRZI\0", "data compressed by lrzip", "lrzip -d"),
         ("a.tar.Z", 0, b"\x1f\x9d\x90ab\0", "data compressed by compress", "gzip -dc"),
         ("a.vdi", 64, b"\x7f\x10\xda\xbe", "a VirtualBox disk", "qemu-img convert"),
-        ("sda1", 0, b"partclone-image", "a partclone image", "partclone.restore -W -s"),
+        ("sda1", 0, b"partclone-imageEXTFS\0\0\0\0\0\0\0\0\0\0\x30001", "a partclone image", "partclone.restore -W -s"),
         ("case.E01", 0, b"EVF\t\r\n\xff\0", "a forensic image", "ewfmount"),
         ("disk.img", 0, b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "git lfs pull"),
     ] {
@@ -360,6 +368,8 @@ fn no_content_is_misread_under_any_name() {
     let of_disk = &["", ".txt", ".bin", ".x.y", ".gz", ".zst", ".img.gz", ".img.xz"][..];
     let samples = [
         sample(disk.clone(), ends, "a raw disk", Some(disk.clone())),
+        sample(b"sqsh is a shell\n".to_vec(), ends, "a text", Some(b"sqsh is a shell\n".to_vec())),
+        sample(b"MSCF begins a cabinet\n".to_vec(), ends, "a text", Some(b"MSCF begins a cabinet\n".to_vec())),
         sample(archive.clone(), archives, "a tar archive", Some(disk.clone())),
         sample(gzip(&archive), of_tar, "a tar archive", Some(disk.clone())),
         sample(gzip(&disk), of_disk, "gzip data", Some(disk.clone())),
@@ -368,12 +378,12 @@ fn no_content_is_misread_under_any_name() {
         sample(image.clone(), &[".erofs"], "an EROFS image", Some(disk.clone())),
         sample(gzip(&image), &[], "an EROFS image", none()),
         sample(headed(0, b"QFI\xfb\0\0\0\x03"), &[], "qcow2", none()),
-        sample(headed(0, b"KDMV"), &[], "a VMDK disk", none()),
+        sample(headed(0, b"KDMV\x01\0\0\0"), &[], "a VMDK disk", none()),
         sample(headed(0, b"PK\x03\x04"), &[], "a zip archive", none()),
-        sample(headed(0, b"hsqs"), &[], "a squashfs image", none()),
-        sample(headed(0, b"070701"), &[], "a cpio archive", none()),
+        sample(headed(0, SQUASHFS), &[], "a squashfs image", none()),
+        sample(headed(0, CPIO), &[], "a cpio archive", none()),
         sample(headed(0, b"LUKS\xba\xbe\0\x01"), &[], "a LUKS volume", none()),
-        sample(gzip(&headed(0, b"KDMV")), &[], "a VMDK disk", none()),
+        sample(gzip(&headed(0, b"KDMV\x01\0\0\0")), &[], "a VMDK disk", none()),
     ];
     let names =
         ends.iter().chain(archives).chain(&[".erofs", ".qcow2", ".vmdk", ".zip", ".luks", ".QCOW2", ".squashfs"]);
