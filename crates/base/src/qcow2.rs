@@ -2,7 +2,7 @@
 //! missing from the file is an error. Table entries for a read that must not wait are read here
 //! too, because imago cannot say whether it would wait.
 
-use std::{collections::HashSet, io, path::Path, sync::Arc};
+use std::{collections::HashSet, io, ops::Range, path::Path, sync::Arc};
 
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions, file::File as ImagoFile,
@@ -73,6 +73,36 @@ enum Place {
     Zeros,
     /// From this byte of the file on.
     File(u64),
+}
+
+/// The stretches of the file.
+struct Stretches<'a> {
+    storage: &'a dyn Storage,
+    /// The one that was found last: parts of an image often share one.
+    last: Range<u64>,
+    is_hole: bool,
+    /// How many may still be looked for. Further ones count as data.
+    left: u64,
+}
+
+impl Stretches<'_> {
+    /// Reports the holes of a range.
+    fn holes(&mut self, range: Range<u64>, mut each: impl FnMut(Range<u64>)) {
+        let mut at = range.start;
+        while at < range.end {
+            if !self.last.contains(&at) {
+                let Some(left) = self.left.checked_sub(1) else { return };
+                self.left = left;
+                let found = self.storage.stretch_at(at);
+                (self.last, self.is_hole) = (at..found.end.max(at + 1), found.is_hole);
+            }
+            let end = self.last.end.min(range.end);
+            if self.is_hole {
+                each(at..end);
+            }
+            at = end;
+        }
+    }
 }
 
 impl Tables {
@@ -272,19 +302,27 @@ impl Qcow2 {
         Ok(qcow2)
     }
 
-    /// Returns the holes.
+    /// Returns the holes: zeros by the tables, and clusters in holes of the file. `qemu-img` makes
+    /// such clusters with `preallocation=metadata`.
     fn look(&self) -> io::Result<Holes> {
         let size = self.access.size();
         let mut holes = Holes::new();
         let mut at = 0;
+        let mut file = Stretches { storage: &*self.storage, last: 0..0, is_hole: false, left: MOST_PARTS };
         for _ in 0..MOST_PARTS {
             if at == size {
                 return Ok(holes);
             }
             let (mapping, len) = self.mapping(at, size - at)?;
             // All other places were checked when the image was opened.
-            if let Mapping::Zero { .. } = mapping {
-                holes.add(at..at + len);
+            match mapping {
+                Mapping::Zero { .. } => holes.add(at..at + len),
+                Mapping::Raw { offset, .. } => {
+                    file.holes(offset..offset + len, |hole| {
+                        holes.add(at + hole.start - offset..at + hole.end - offset);
+                    });
+                }
+                _ => {}
             }
             at += len;
         }

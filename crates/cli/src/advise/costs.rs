@@ -23,6 +23,14 @@ const PIECES: u64 = 6;
 const CASES: [(u64, u64); 5] =
     [(20_011, 2 << 20), (20_011, 12 << 20), (70_000, 4 << 20), (70_000, 16 << 20), (20_011, 160 << 20)];
 
+/// Bytes of the piece in each of the short files that measure the cost of zeros there, and the
+/// quarters of the zeros that are before it.
+const SHORT_PIECE_BYTES: u64 = PAGE_BYTES;
+const QUARTERS_BEFORE: [u64; 3] = [0, 1, 2];
+
+/// Files in two images, whose difference is the size of files among others.
+const SHORT_FILES: [u64; 2] = [3, 9];
+
 /// Maximum bytes of an image for each byte of content: uncompressed blocks, and their indexes.
 const MOST: f64 = 1.0 + 1.0 / 64.0;
 
@@ -61,11 +69,21 @@ pub(super) struct Zeros {
     rates: [f64; 2],
     /// The most that a cluster of zeros takes.
     most_of_cluster: f64,
+    short_files: Option<ShortFiles>,
+}
+
+/// The cost of zeros in short files, in which pieces of data cannot share clusters.
+#[derive(Clone, Copy, Debug)]
+struct ShortFiles {
+    zeros_bytes: u64,
+    /// The least and the most that the zeros of a file have cost.
+    costs: [f64; 2],
 }
 
 impl Zeros {
-    /// Packs pieces of text with zeros between them, and without.
-    pub(super) fn measure(options: &BuildOptions) -> anyhow::Result<Self> {
+    /// Packs pieces of text with zeros between them, and without; and if files with this many bytes of
+    /// zeros are typical, such files.
+    pub(super) fn measure(options: &BuildOptions, of_files: Option<u64>) -> anyhow::Result<Self> {
         let runs =
             CASES.map(|(piece_bytes, zeros_bytes)| Ok((zeros_bytes as f64, run(piece_bytes, zeros_bytes, options)?)));
         let runs: Vec<(f64, f64)> = runs.into_iter().collect::<anyhow::Result<_>>()?;
@@ -75,16 +93,22 @@ impl Zeros {
         let rates = runs.iter().map(|(len, cost)| ((cost - per_run) / len).max(0.0));
         let [least, most] = rates.fold([per_byte; 2], |[least, most], rate| [least.min(rate), most.max(rate)]);
         let most_of_cluster = f64::from(options.pcluster_bytes).min(MOST_OF_ZEROS);
-        Ok(Self { per_run, per_byte, rates: [least, most], most_of_cluster })
+        let short_files = of_files.map(|zeros_bytes| ShortFiles::measure(zeros_bytes, options)).transpose()?;
+        Ok(Self { per_run, per_byte, rates: [least, most], most_of_cluster, short_files })
     }
 
-    /// Returns the size of this many runs of zeros after data, in a stratum of these files.
-    pub(super) fn cost_in(self, files: LongFiles, runs: f64, bytes: Estimate) -> Estimate {
+    /// Returns the size of this many runs of zeros after data, in a stratum of these files, of which
+    /// this many have data.
+    pub(super) fn cost_in(self, long_files: LongFiles, files: f64, runs: f64, bytes: Estimate) -> Estimate {
         let (apart, shared) = (self.cost(runs, bytes), self.shared_cost(runs, bytes));
-        match files {
-            LongFiles::None => apart,
+        match (long_files, self.short_files) {
+            (LongFiles::None, Some(short)) if files > 1.0 && runs <= files => short.cost(runs, bytes),
+            (LongFiles::None, Some(short)) if files > 1.0 => {
+                short.cost(runs, bytes).covering(apart + short.rounding(runs))
+            }
+            (LongFiles::None, _) => apart,
             _ if shared.low() >= apart.high() => apart,
-            LongFiles::One(_) if shared.high() <= apart.low() => shared,
+            (LongFiles::One(_), _) if shared.high() <= apart.low() => shared,
             _ => apart.covering(shared),
         }
     }
@@ -105,6 +129,35 @@ impl Zeros {
         let [least, most] = self.rates;
         let doubt = [(self.per_byte - least) * bytes.value, (most - self.per_byte) * bytes.value];
         Estimate::exact(self.per_run * runs) + bytes.scaled(self.per_byte) + Estimate::doubt(doubt)
+    }
+}
+
+impl ShortFiles {
+    fn measure(zeros_bytes: u64, options: &BuildOptions) -> anyhow::Result<Self> {
+        let alone = short_file([0, 0], options)?;
+        let mut costs = [f64::MAX, 0.0];
+        for quarters in QUARTERS_BEFORE {
+            let before = zeros_bytes * quarters / 4 / PAGE_BYTES * PAGE_BYTES;
+            let bytes = short_file([before, zeros_bytes], options)? - alone;
+            costs = [costs[0].min(bytes), costs[1].max(bytes)];
+        }
+        Ok(Self { zeros_bytes, costs })
+    }
+
+    /// Returns the size of this many runs of zeros, each in a file of its own.
+    fn cost(self, runs: f64, bytes: Estimate) -> Estimate {
+        let [least, most] = self.costs;
+        let doubt = runs * (most - least) / 2.0;
+        bytes.scaled(f64::midpoint(least, most) / self.zeros_bytes as f64)
+            + Estimate::doubt([doubt; 2])
+            + self.rounding(runs)
+    }
+
+    /// Returns the uncertainty of this many runs: those that take blocks of their own take one more or
+    /// less, depending on their place.
+    fn rounding(self, runs: f64) -> Estimate {
+        let has_blocks = self.costs[0] >= PAGE_BYTES as f64;
+        Estimate::doubt([if has_blocks { runs * PAGE_BYTES as f64 / 2.0 } else { 0.0 }; 2])
     }
 }
 
@@ -137,6 +190,28 @@ fn run(piece_bytes: u64, zeros_bytes: u64, options: &BuildOptions) -> anyhow::Re
     tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size: PIECES * every }))?;
     let added = added_bytes(&build(&tree, options, &memory_file()?)?);
     Ok((added as f64 - alone as f64) / PIECES as f64)
+}
+
+/// Returns the bytes of a file with a piece of text and zeros, of which the first number are before it,
+/// among others like it: their inodes leave gaps in blocks.
+fn short_file([before, zeros]: [u64; 2], options: &BuildOptions) -> anyhow::Result<f64> {
+    let content = memory_file()?;
+    content.write_all_at(&text(SHORT_PIECE_BYTES as usize), 0)?;
+    let content = Arc::new(content);
+    let of_files = |count: u64| -> anyhow::Result<f64> {
+        let mut tree = empty_tree();
+        for number in 0..count {
+            let piece = Span { at: before, len: SHORT_PIECE_BYTES, source: 0 };
+            let kind = NodeKind::Regular {
+                content: Content::Spans(Arc::clone(&content), [piece].into()),
+                size: SHORT_PIECE_BYTES + zeros,
+            };
+            tree.add(tree.root(), number.to_string().as_bytes(), node(kind))?;
+        }
+        Ok(added_bytes(&build(&tree, options, &memory_file()?)?) as f64)
+    };
+    let [few, more] = SHORT_FILES;
+    Ok((of_files(more)? - of_files(few)?) / (more - few) as f64)
 }
 
 /// Returns the bytes that the files of an image take without their names.
@@ -245,7 +320,7 @@ mod tests {
         let file = Arc::new(file);
         for choice in CHOICES {
             let options = options(choice.codec, choice.cluster).expect("a codec");
-            let zeros = Zeros::measure(&options).expect("an image");
+            let zeros = Zeros::measure(&options, None).expect("an image");
             let alone = bytes.chunks(len).map(|piece| {
                 let image = image_bytes(Content::Bytes(piece.into()), len as u64, &options);
                 image - SUPERBLOCK_BYTES - 2 * INODE_BYTES - 40 - PAGE_BYTES / 2

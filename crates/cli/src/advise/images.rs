@@ -143,7 +143,8 @@ pub(super) fn measure(
     }
     let has_zeros = input.hole_bytes > 0 || input.strata.iter().any(Stratum::may_have_zeros);
     if has_zeros {
-        let zeros = measure_zeros(&choices, end, threads)?;
+        let of_files = input.strata.iter().find_map(Stratum::zeros_of_short_files);
+        let zeros = measure_zeros(&choices, of_files, end, threads)?;
         for (choice, zeros) in choices.iter_mut().zip(zeros) {
             choice.zeros = zeros;
         }
@@ -187,7 +188,12 @@ pub(super) fn measure(
 }
 
 /// Measures the cost of zeros for each choice, until `end`.
-fn measure_zeros(choices: &[Choice<'_>], end: Deadline<'_>, threads: usize) -> anyhow::Result<Vec<Option<Zeros>>> {
+fn measure_zeros(
+    choices: &[Choice<'_>],
+    of_files: Option<u64>,
+    end: Deadline<'_>,
+    threads: usize,
+) -> anyhow::Result<Vec<Option<Zeros>>> {
     // Zeros are the same with more effort.
     let source = |number: usize| {
         let like = CHOICES[number].like;
@@ -200,7 +206,8 @@ fn measure_zeros(choices: &[Choice<'_>], end: Deadline<'_>, threads: usize) -> a
             && let Some(choice) = choices.get(number)
         {
             if source(number) == number && !end.is_over() {
-                *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(Zeros::measure(&choice.options)?);
+                *found[number].lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(Zeros::measure(&choice.options, of_files)?);
             }
         }
         Ok(())
@@ -459,7 +466,9 @@ fn rest_of(stratum: &Stratum, zeros: Option<Zeros>) -> Estimate {
     // Zeros and holes follow where data ends.
     let (ends, hole_bytes) = (stratum.data_ends(), stratum.hole_bytes as f64);
     let stored = || match zeros {
-        Some(zeros) => zeros.cost_in(stratum.long_files, ends, found + Estimate::exact(hole_bytes)),
+        Some(zeros) => {
+            zeros.cost_in(stratum.long_files, stratum.data_files(), ends, found + Estimate::exact(hole_bytes))
+        }
         None => Estimate::unknown(found.high() + hole_bytes, costs::limits_of_zeros()),
     };
     let left_out = || costs::without_zeros(ends, data_bytes, stratum.inner_zeros());

@@ -8,6 +8,8 @@
 //! Pieces of large files are scanned for zeros before. Then only scanned units that hold data are
 //! sampled, without the zeros before and after the data.
 
+use std::collections::HashSet;
+
 use pagefold_erofs::{LEAST_ZERO_BLOCKS, LONG_FILE_DATA_PARTS};
 
 use super::{
@@ -20,6 +22,9 @@ pub(super) const PAGE_BYTES: u64 = 4096;
 /// Maximum length of a unit: long enough for its boundaries to matter little, and short enough for
 /// many units to be spread over a file.
 pub(super) const UNIT_BYTES: u64 = 1 << 20;
+
+/// Zeros up to this length have costs in files of their own that differ from those in a large file.
+const SHORT_ZEROS_BYTES: u64 = 8 << 20;
 
 /// Length of a unit's surroundings, for content so compressible that they matter: the maximum that
 /// one cluster of an image covers.
@@ -251,6 +256,23 @@ impl Stratum {
         ends as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64
     }
 
+    /// Returns the likely number of files with data.
+    pub(super) fn data_files(&self) -> f64 {
+        let Some(scanned) = &self.scanned else { return 0.0 };
+        let files: HashSet<_> = scanned.data.iter().map(|unit| unit.file).collect();
+        let all = self.rows.chunk_by(|row, next| row.file == next.file).count();
+        (files.len() as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64).min(all as f64)
+    }
+
+    /// Returns the likely bytes of zeros after each piece of data, in whole pages, if they are in
+    /// several files and short.
+    pub(super) fn zeros_of_short_files(&self) -> Option<u64> {
+        let zeros = self.hole_bytes as f64 + (self.pages * PAGE_BYTES) as f64 - self.data_bytes().value;
+        let mean_bytes = (zeros / self.data_ends()) as u64;
+        let is_short = self.is_scanned() && (PAGE_BYTES..=SHORT_ZEROS_BYTES).contains(&mean_bytes);
+        (is_short && self.data_files() > 1.0).then(|| mean_bytes / PAGE_BYTES * PAGE_BYTES)
+    }
+
     /// Returns the likely bytes of zeros between the first and the last data of units.
     pub(super) fn inner_zeros(&self) -> f64 {
         let Some(scanned) = &self.scanned else { return 0.0 };
@@ -351,8 +373,6 @@ impl Iterator for Batches<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use pagefold_erofs::LONG_FILE_BYTES;
 
     use super::*;

@@ -133,32 +133,54 @@ fn long_files_of_zeros_cost_next_to_nothing() {
 
 /// Their zeros share blocks with the data, and each has an inode.
 #[test]
-fn forecasts_hold_for_many_sparse_files() {
+fn forecasts_hold_for_many_files_of_zeros() {
+    let piece = |at: u64| (at, 4096);
+    // With one piece of data or none, with a longer one; with several; with zeros that are no holes.
+    let sparse = |number: u64| {
+        let len = (2 << 20) + (number % 4) * (3 << 20);
+        let pieces = match number % 10 {
+            0..8 => vec![piece(len / 4096 * (number % 7) / 7 * 4096)],
+            8 => vec![(number << 12, 300_000)],
+            _ => vec![],
+        };
+        (len, pieces)
+    };
+    let several = |number: u64| (10 << 20, (0..3).map(|at| piece((number % 90 + at * 900) << 12)).collect());
+    let full = |number: u64| (2 << 20, vec![piece(number * 7 % 512 * 4096)]);
+    check_many_files("sparse", false, 0.02, sparse);
+    check_many_files("several", false, 0.3, several);
+    check_many_files("full", true, 0.2, full);
+}
+
+/// Compares forecasts for a directory of files with an image of it. A file has a length, and pieces of
+/// data between zeros, which are holes unless the file `is_full`. Forecasts are as `close`, as a
+/// fraction.
+fn check_many_files(name: &str, is_full: bool, close: f64, file_of: impl Fn(u64) -> (u64, Vec<(u64, usize)>)) {
     let folder = TempDir::new().expect("a folder");
-    let mut whole: Vec<_> = images::CHOICES.iter().map(|_| empty_tree()).collect();
-    for number in 0..120u64 {
+    let mut tree = empty_tree();
+    for number in 0..120 {
         let path = folder.path().join(number.to_string());
         let file = fs::File::create(&path).expect("a file");
-        let len = (2 << 20) + (number % 4) * (3 << 20);
+        let (len, pieces) = file_of(number);
+        if is_full {
+            file.write_all_at(&vec![0; len as usize], 0).expect("room");
+        }
         file.set_len(len).expect("a hole");
-        if number % 10 < 8 {
-            file.write_all_at(&content(4096), len / 4096 * (number % 7) / 7 * 4096).expect("room");
-        } else if number % 10 == 8 {
-            file.write_all_at(&content(300_000), number << 12).expect("room");
+        for (at, len) in pieces {
+            file.write_all_at(&content(len), at).expect("room");
         }
-        for tree in &mut whole {
-            let content =
-                Content::Open(std::sync::Arc::new(fs::File::open(&path).expect("a file")), path.as_path().into());
-            tree.add(tree.root(), number.to_string().as_bytes(), node(NodeKind::Regular { content, size: len }))
-                .expect("a file");
-        }
+        let content = Content::Open(std::sync::Arc::new(fs::File::open(&path).expect("a file")), path.as_path().into());
+        tree.add(tree.root(), number.to_string().as_bytes(), node(NodeKind::Regular { content, size: len }))
+            .expect("a file");
     }
     let (report, _) = measure(&args(folder.path()), &Clock::counted(Duration::from_micros(1))).expect("figures");
-    for (image, tree) in report.images.iter().zip(&whole) {
+    for image in &report.images {
         let options = options(image.codec, image.cluster).expect("a codec");
-        let truth = build(tree, &options, &memory_file().expect("memory")).expect("an image").image_bytes as f64;
-        let close = (image.bytes.value - truth).abs() <= 8192.0 + truth / 50.0;
-        assert!(close && image.bytes.high() <= 1.1 * truth, "{truth} {image:?}");
+        let truth = build(&tree, &options, &memory_file().expect("memory")).expect("an image").image_bytes as f64;
+        let (low, high) = (image.bytes.low() - 8192.0, image.bytes.high() + 8192.0);
+        assert!(low <= truth && truth <= high, "{name}: {truth} {low} {high} {image:?}");
+        let error = (image.bytes.value - truth).abs();
+        assert!(error <= 8192.0 + truth * close, "{name}: {truth} {image:?}");
     }
 }
 
