@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-use pagefold_control::{Client, ClientError, Command, Listing};
+use pagefold_control::{Client, ClientError, Command, Listing, Stat};
 use pagefold_output::Inputs;
 use pagefold_storage::files_of;
 
@@ -65,13 +65,16 @@ impl Peer {
     }
 
     /// Returns the files of the server, which no output may replace: those that it serves as bases,
-    /// their devices, and the lock of its directory.
+    /// their devices, its log, pid file and configuration, and the lock of its directory.
     pub(crate) fn inputs(&self) -> anyhow::Result<Inputs> {
         let mut inputs = Inputs::default();
         if let Some(directory) = self.directory()? {
             inputs.add("the server's lock", &server_directory::lock(&directory));
         }
-        let listing: Listing = self.connect()?.call(&Command::List {})?;
+        let mut server = self.connect()?;
+        let own: Stat = server.call(&Command::Stat { name: None })?;
+        own.server.files.iter().for_each(|path| inputs.add("the server's own file", Path::new(path)));
+        let listing: Listing = server.call(&Command::List {})?;
         // Forks name the files of their base again.
         let (mut bases, mut devices) = (BTreeSet::new(), BTreeSet::new());
         let mut open = BTreeSet::new();

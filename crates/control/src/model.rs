@@ -124,6 +124,7 @@ impl Manage for Model {
             codec: String::new(),
             disks: state.disks.len() as u64,
             limit_bytes: state.limit_bytes,
+            files: Vec::new(),
             figures: Figures::new(),
         }
     }

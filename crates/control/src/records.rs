@@ -163,6 +163,9 @@ pub struct ServerStat {
     pub disks: u64,
     /// Maximum memory of the server, if it is limited.
     pub limit_bytes: Option<u64>,
+    /// Paths of the server's own files, which no output may replace: its log, for example.
+    #[serde(default)]
+    pub files: Vec<String>,
     /// Figures of the data and memory of all disks together.
     pub figures: Figures,
 }

@@ -33,6 +33,9 @@ pub struct Config {
     /// Whether clients will be able to use TLS. If not, a server whose clients can use it is not
     /// taken over.
     pub has_certificates: bool,
+    /// Paths of the program's own files, which clients of the control socket must not replace with their
+    /// outputs.
+    pub files: Vec<String>,
     /// Receives a log line about each event of the server.
     pub observer: Observer,
     /// Opens the storage that bases are read from. The default opens files.
@@ -78,6 +81,7 @@ impl Default for Config {
             when_full: WhenFull::default(),
             clients: Limits::default(),
             has_certificates: false,
+            files: Vec::new(),
             observer: Observer::default(),
             open: Arc::new(pagefold_storage::open),
             when_connections: None,

@@ -60,6 +60,7 @@ impl Manage for Server {
             codec: total.codec,
             disks: total.disks,
             limit_bytes: total.limit_bytes,
+            files: self.0.files.clone(),
             figures: total.figures,
         }
     }

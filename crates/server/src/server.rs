@@ -40,6 +40,8 @@ pub(crate) struct ServerCore {
     pub(crate) observer: Observer,
     pub(crate) events: Arc<Events>,
     pub(crate) clients: Limits,
+    /// Paths of the program's own files.
+    pub(crate) files: Vec<String>,
     pub(crate) when_connections: Option<WhenConnections>,
     /// Whether equal pages are stored once.
     pub(crate) dedupe: bool,
@@ -117,24 +119,44 @@ impl Server {
         let file = config.keep_memory.then(|| memory_file("pagefold-pool")).transpose();
         let file = file.map_err(NewPoolError::AddressSpace)?;
         let Config {
-            codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, open, when_connections, ..
+            codec,
+            dedupe,
+            limit,
+            base_cache_bytes,
+            when_full,
+            clients,
+            files,
+            observer,
+            open,
+            when_connections,
+            ..
         } = config;
         let (limit_bytes, limit_line) = memory_limit(limit);
         let disks =
             Disks::new(DisksConfig { codec, dedupe, limit_bytes, file, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();
         let events = Arc::default();
-        let core = ServerCore { disks, observer, events, clients, when_connections, limit_line, dedupe, listened };
+        let core =
+            ServerCore { disks, observer, events, clients, files, when_connections, limit_line, dedupe, listened };
         Ok(Self(Arc::new(core)))
     }
 
     /// Creates a server that continues another one, without its disks.
     pub(crate) fn taken(config: Config, taken: TakenConfig) -> Self {
-        let Config { observer, dedupe, when_connections, clients, .. } = config;
+        let Config { observer, dedupe, when_connections, clients, files, .. } = config;
         let (disks, listened) = (Disks::taken(taken), OnceLock::new());
         let events = Arc::default();
-        let core =
-            ServerCore { disks, observer, events, clients, when_connections, limit_line: None, dedupe, listened };
+        let core = ServerCore {
+            disks,
+            observer,
+            events,
+            clients,
+            files,
+            when_connections,
+            limit_line: None,
+            dedupe,
+            listened,
+        };
         Self(Arc::new(core))
     }
 

@@ -315,6 +315,7 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
+        config.files = self.own_files();
         config.has_certificates = self.tls_certificates.is_some();
         config.open = Arc::new(move |name| {
             let storage = storage::open(name, &remote)?;
@@ -326,6 +327,12 @@ impl Args {
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
         config
+    }
+
+    /// Returns the paths of the server's log, its pid file and its configuration.
+    fn own_files(&self) -> Vec<String> {
+        let files = [&self.log_file, &self.pid_file, &self.config].into_iter().flatten();
+        files.map(|path| absolute(path).to_string_lossy().into_owned()).collect()
     }
 
     /// Returns the permissions of the Unix sockets for NBD.

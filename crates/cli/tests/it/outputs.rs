@@ -389,7 +389,19 @@ fn no_file_of_a_server_is_replaced() {
     make_image(&folder.path("base.img"), 1);
     run(&mut pack(&[&at("base.img"), "-o", &at("packed.erofs")]));
     fs::hard_link(at("packed.erofs"), at("hard.erofs")).expect("a link");
-    let server = Server::start(&[&at("base.img"), &at("packed.erofs")]);
+    fs::write(at("serve.toml"), "").expect("a file");
+    let own = [at("log"), at("pid"), at("serve.toml")];
+    let server = Server::start(&[
+        &at("base.img"),
+        &at("packed.erofs"),
+        "--log-file",
+        &own[0],
+        "--pid-file",
+        &own[1],
+        "--config",
+        &own[2],
+    ]);
+    fs::hard_link(&own[0], at("other name")).expect("a link");
     let place = |name: &str| server.folder().join(name).to_str().expect("a plain path").to_owned();
     run(&mut server.ask(&["fork", "packed", "job"]));
     for (output, what) in [
@@ -397,6 +409,10 @@ fn no_file_of_a_server_is_replaced() {
         (at("packed.erofs"), "is the server's base"),
         (at("hard.erofs"), "is the server's base"),
         (place("lock"), "is the server's lock"),
+        (at("log"), "is the server's own file"),
+        (at("other name"), "is the server's own file"),
+        (at("pid"), "is the server's own file"),
+        (at("serve.toml"), "is the server's own file"),
         (place("nbd.sock"), "is a socket"),
     ] {
         let name = Path::new(&output).extension().is_some_and(|extension| extension == "erofs");
