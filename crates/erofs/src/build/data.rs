@@ -311,29 +311,33 @@ impl Writer<'_> {
                 let place = BuiltPlace::Fragment(offset);
                 self.push_extent(file, BuiltExtent { len, compressed: true, place })
             }
-            Work::Compressed(segment) => {
-                if segment.zeros < part.len {
-                    self.add_zeros(file, &part.source)?;
-                }
-                self.add_pieces(file, part.source.way, &segment, self.shares())?;
-                file.zeros += segment.zeros;
-                if part.ends_file() && file.is_plain {
-                    file.plain_end = segment.plain_end(self.options.block_bytes as usize).to_vec();
-                }
-                spare.give(segment.blocks);
-                match segment.tail {
-                    None => {}
-                    Some(Tail::Fragment(bytes)) => self.add(file, part, Work::Fragment(bytes), spare)?,
-                    Some(Tail::Inline { bytes, len, compressed }) => {
-                        self.blocks.digest_more(&bytes);
-                        let place = BuiltPlace::Inline(bytes.len() as u32);
-                        self.push_extent(file, BuiltExtent { len, compressed, place })?;
-                        file.tail = bytes;
-                    }
-                }
-                Ok(())
+            Work::Compressed(segments) => {
+                segments.into_iter().try_for_each(|segment| self.add_segment(file, part, segment, spare))
             }
         }
+    }
+
+    fn add_segment(&mut self, file: &mut OpenFile, part: &FileSegment, segment: Segment, spare: &Spare) -> Result<()> {
+        if !segment.pieces.is_empty() || segment.tail.is_some() {
+            self.add_zeros(file, &part.source)?;
+        }
+        self.add_pieces(file, part.source.way, &segment, self.shares())?;
+        file.zeros += segment.zeros;
+        if part.ends_file() && file.is_plain {
+            file.plain_end = segment.plain_end(self.options.block_bytes as usize).to_vec();
+        }
+        spare.give(segment.blocks);
+        match segment.tail {
+            None => {}
+            Some(Tail::Fragment(bytes)) => self.add(file, part, Work::Fragment(bytes), spare)?,
+            Some(Tail::Inline { bytes, len, compressed }) => {
+                self.blocks.digest_more(&bytes);
+                let place = BuiltPlace::Inline(bytes.len() as u32);
+                self.push_extent(file, BuiltExtent { len, compressed, place })?;
+                file.tail = bytes;
+            }
+        }
+        Ok(())
     }
 
     /// Adds blocks of an uncompressed file with encoded extents, some of which stay in the base's image

@@ -12,7 +12,7 @@
 //! Zeros at the end of a segment, except those in the last cluster with data, are left to the
 //! writer. It joins them with those of the following segments and stores all of them as clusters of
 //! equal length (`zero_clusters.rs`). Otherwise, each segment would end in a truncated cluster of
-//! zeros.
+//! zeros. Long zeros between data are left to the writer as well, because compressing them takes time.
 //!
 //! Trying a cluster takes as long as compressing a whole one even if the result is discarded. So
 //! the longer nothing compresses, the less often clusters are tried.
@@ -21,6 +21,8 @@
 //! block boundaries. So at most one extent starts in any logical cluster, as the indexes require.
 //! Where repeated content begins (`repeats.rs`), a new extent begins if possible: the previous
 //! extent may be shortened so that it starts in an earlier block.
+
+use std::ops::Range;
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterEncoder, ClusterFormat, Filled};
 
@@ -52,6 +54,10 @@ const SQUEEZED: usize = 20;
 
 /// The maximum size in bytes of the clusters to recompress.
 const MOST_SQUEEZED: usize = 16 << 10;
+
+/// Zeros of this length between data are left to the writer too. They take no time then, and at most
+/// a block more than at the end of a cluster with data.
+const LONG_ZEROS: usize = 2 << 20;
 
 /// The zeros that are left to the writer start at a multiple of this size, so that there are few
 /// different lengths. A multiple of every block size.
@@ -183,6 +189,34 @@ impl Compressor {
     ) -> Segment {
         let end = if last { End::File } else { End::Segment };
         self.compress_stretch(src, 0, cuts, end, options, blocks)
+    }
+
+    /// Like [`compress`](Self::compress), in parts: zeros of [`LONG_ZEROS`] or more that are not at the
+    /// end of the file are left to the writer.
+    pub(crate) fn compress_parts(
+        &mut self,
+        src: &[u8],
+        cuts: &[u32],
+        last: bool,
+        options: &SegmentOptions,
+        mut blocks: Vec<u8>,
+    ) -> Vec<Segment> {
+        let (mut parts, mut from, mut cuts) = (Vec::new(), 0, cuts);
+        for zeros in long_zeros(src, last) {
+            let (before, after) = cuts.split_at(cuts.partition_point(|cut| (*cut as usize) < zeros.start));
+            cuts = &after[after.partition_point(|cut| (*cut as usize) < zeros.end)..];
+            let data = &src[..zeros.start];
+            let blocks = std::mem::take(&mut blocks);
+            let mut part = self.compress_stretch(data, from, before, End::Segment, options, blocks);
+            part.zeros += zeros.len() as u64;
+            parts.push(part);
+            from = zeros.end;
+        }
+        if from < src.len() {
+            let end = if last { End::File } else { End::Segment };
+            parts.push(self.compress_stretch(src, from, cuts, end, options, blocks));
+        }
+        parts
     }
 
     /// Like [`compress`](Self::compress), for the bytes of `src` from `from` on; `src` is the front
@@ -391,6 +425,21 @@ impl Compressor {
         };
         segment
     }
+}
+
+/// Returns the ranges of [`LONG_ZEROS`] or more, in whole [`ZEROS_STEP`]s, except for one at the end of
+/// the file.
+fn long_zeros(src: &[u8], last: bool) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for (at, step) in (0..).step_by(ZEROS_STEP).zip(src.chunks_exact(ZEROS_STEP)) {
+        match found.last_mut() {
+            _ if !is_zeros(step) => {}
+            Some(zeros) if zeros.end == at => zeros.end += ZEROS_STEP,
+            _ => found.push(at..at + ZEROS_STEP),
+        }
+    }
+    found.retain(|zeros| zeros.len() >= LONG_ZEROS && !(last && zeros.end + ZEROS_STEP > src.len()));
+    found
 }
 
 /// Returns where the zeros at the end of `src` begin, rounded up to a multiple of [`ZEROS_STEP`],

@@ -15,7 +15,8 @@ use crate::error::Result;
 
 /// The result of processing a file's segment.
 pub(super) enum Work {
-    Compressed(Segment),
+    /// In parts.
+    Compressed(Vec<Segment>),
     Raw(Vec<u8>),
     /// This many zeros, uncompressed.
     RawZeros(u64),
@@ -60,13 +61,13 @@ impl<'a> Worker<'a> {
             if source.shape.has_holes() {
                 if source.read(part.offset, part.len, &mut self.input)? == ReadContent::Zeros {
                     if !last {
-                        return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
+                        return Ok(Work::Compressed(vec![Segment { zeros: part.len, ..Segment::default() }]));
                     }
                     self.input.clear();
                     self.input.resize(part.len as usize, 0);
                 }
                 let segment = Segment::plain(&self.input, options.block_bytes as usize, spare.take(part.len));
-                return Ok(Work::Compressed(segment));
+                return Ok(Work::Compressed(vec![segment]));
             }
             let mut bytes = spare.take(part.len);
             let found = source.read(part.offset, part.len, &mut bytes)?;
@@ -93,11 +94,11 @@ impl<'a> Worker<'a> {
             let room = Room { input: &mut input, blocks };
             let segment = copies::segment(overlay, &**base, stretch, compression, options, compressor, room);
             self.input = input;
-            return segment.map(Work::Compressed).map_err(source.content.failed());
+            return segment.map(|segment| Work::Compressed(vec![segment])).map_err(source.content.failed());
         }
         if source.read(part.offset, part.len, &mut self.input)? == ReadContent::Zeros {
             if !last {
-                return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
+                return Ok(Work::Compressed(vec![Segment { zeros: part.len, ..Segment::default() }]));
             }
             self.input.clear();
             self.input.resize(part.len as usize, 0);
@@ -108,9 +109,9 @@ impl<'a> Worker<'a> {
         segment_options.ztailpacking &= !source.shape.has_holes();
         let room = spare.take(part.len);
         let compressor = self.compressor(source.way, compression)?;
-        let segment = compressor.compress(&input, &part.cuts, last, &segment_options, room);
+        let parts = compressor.compress_parts(&input, &part.cuts, last, &segment_options, room);
         self.input = input;
-        Ok(Work::Compressed(segment))
+        Ok(Work::Compressed(parts))
     }
 
     /// Returns the compressor of choice `way`.
