@@ -72,6 +72,25 @@ impl<'a> LayerFile<'a> {
         self.layer.size_bytes
     }
 
+    /// Returns whether a file begins with the layer, as its sum shows.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn is_in(&self, file: &File) -> io::Result<bool> {
+        let (mut sum, mut at) = (Summing::default(), 0);
+        let mut buf = vec![0; COPY_BYTES];
+        while at < self.layer.size_bytes {
+            let most = (self.layer.size_bytes - at).min(COPY_BYTES as u64) as usize;
+            let len = file.read_at(&mut buf[..most], at)?;
+            if len == 0 {
+                return Ok(false);
+            }
+            sum.add(&buf[..len]);
+            at += len as u64;
+        }
+        Ok(sum.sum() == self.layer.blob)
+    }
+
     /// Writes the layer to an empty file, with a dm-verity tree. Calls `progress` with the bytes of
     /// the layer that were written. Returns the content of the file next to it.
     ///

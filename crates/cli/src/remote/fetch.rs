@@ -1,7 +1,7 @@
 //! `pagefold fetch`: fetches a whole remote image into the cache.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
 };
@@ -65,17 +65,20 @@ fn fetch_all(remote: &Remote) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes an image to a cache of layers, unless it is there.
+/// Writes an image to a cache of layers, unless it is there and undamaged.
 fn write_layer(remote: &Remote, options: &Options, directory: &Path) -> anyhow::Result<()> {
     let layer = LayerFile::of(remote)?;
     let path = directory.join(layer.path());
     let mut beside = path.clone().into_os_string();
     beside.push(TREE_SUFFIX);
     let beside = PathBuf::from(beside);
-    if path.exists() && beside.exists() {
+    let name = || path.display().to_string();
+    if beside.exists()
+        && let Ok(file) = File::open(&path)
+        && layer.is_in(&file).with_context(name)?
+    {
         return Ok(());
     }
-    let name = || path.display().to_string();
     fs::create_dir_all(path.parent().unwrap_or(directory)).with_context(name)?;
     // What the names had before is not what they stand for.
     let new = |path| NewFile::at(path, Written::Image(ImageFormat::Erofs), true, &Inputs::default());

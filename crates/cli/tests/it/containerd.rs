@@ -128,6 +128,11 @@ fn a_pushed_tree_is_a_layer_of_containerd() {
     let written = fs::metadata(&cached).and_then(|metadata| metadata.modified()).expect("a time");
     run(&mut fetch(&[]));
     assert_eq!(fs::metadata(&cached).and_then(|metadata| metadata.modified()).expect("a time"), written);
+    let mut damaged = all.clone();
+    damaged[2000] ^= 1;
+    fs::write(&cached, &damaged).expect("a file");
+    run(&mut fetch(&[]));
+    assert_eq!(fs::read(&cached).expect("a layer"), all, "a damaged layer is written again");
     fs::remove_file(&cached).expect("removed");
     // The chunks are in the cache, but the end of the layer is not.
     assert_eq!(fetch(&["--offline"]).status().expect("it starts").code(), Some(1));
