@@ -160,6 +160,7 @@ fn main() -> ExitCode {
         }
     };
     let done = |result: anyhow::Result<()>| result.map(|()| ExitCode::SUCCESS);
+    let has_an_effect = command.has_an_effect();
     let result = match command {
         Command::Serve(args) => serve::run(&args, &at_start),
         Command::Disks(args) => done(manage::list::run(&args)),
@@ -202,7 +203,33 @@ fn main() -> ExitCode {
         Command::Completions(args) => done(generate::completions(&args, &definition())),
         Command::Man(args) => done(generate::man(&args, definition())),
     };
-    exit_code(result)
+    exit_code(result.map_err(|error| match has_an_effect && output::is_lost(&error) {
+        true => error.context("the command was carried out, but its result is lost"),
+        false => error,
+    }))
+}
+
+impl Command {
+    /// Returns whether the command changes a server before it prints its result.
+    fn has_an_effect(&self) -> bool {
+        matches!(
+            self,
+            Self::Attach(_)
+                | Self::Detach(_)
+                | Self::Add(_)
+                | Self::Fork(_)
+                | Self::Snapshot(_)
+                | Self::Rollback(_)
+                | Self::Drop(_)
+                | Self::Resize(_)
+                | Self::Rename(_)
+                | Self::Reset(_)
+                | Self::Limit(_)
+                | Self::Quota(_)
+                | Self::Compact(_)
+                | Self::Stop(_)
+        )
+    }
 }
 
 /// Prints the help or the version.

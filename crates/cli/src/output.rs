@@ -21,6 +21,14 @@ pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     })
 }
 
+/// Returns whether the error is one of writing to standard output.
+pub(crate) fn is_lost(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| error.get_ref().is_some_and(|inner| inner.is::<OutputError>()))
+}
+
 /// Standard output. If it was closed at the start, the first write fails.
 pub(crate) struct Output(io::Result<File>);
 

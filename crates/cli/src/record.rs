@@ -6,6 +6,8 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use pagefold_erofs::{DataLayout, Difference, Error, FileKind, Image, Inode, Problem};
 use serde_json::Value;
 
+use crate::text::plain_json;
+
 /// A JSON object whose fields keep the order in which they are added.
 pub(crate) struct Record(String);
 
@@ -50,7 +52,7 @@ impl Record {
 
     /// Writes the record as a line.
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(out, "{}", self.to_json())
+        writeln!(out, "{}", plain_json(&self.to_json()))
     }
 }
 

@@ -33,6 +33,21 @@ pub(crate) fn plain(text: &str) -> String {
     escaped(text.as_bytes(), is_unseen)
 }
 
+/// Returns JSON with what cannot be seen in its strings escaped.
+pub(crate) fn plain_json(json: &str) -> String {
+    let mut plain = String::with_capacity(json.len());
+    for letter in json.chars() {
+        if is_unseen(letter) {
+            letter.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                let _ = write!(plain, "\\u{unit:04x}");
+            });
+        } else {
+            plain.push(letter);
+        }
+    }
+    plain
+}
+
 fn escaped(text: &[u8], is_escaped: impl Fn(char) -> bool) -> String {
     let mut shown = String::new();
     for chunk in text.utf8_chunks() {
@@ -96,6 +111,16 @@ mod tests {
         // Once shown, a name is the same in each text.
         assert_eq!((show(b"a\\b").as_str(), plain(&show(b"a\\b\n")).as_str()), ("a\\\\b", "a\\\\b\\n"));
         assert_eq!(show("a\u{202e}\u{200b}\u{2028}b".as_bytes()), "a\\u{202e}\\u{200b}\\u{2028}b");
+    }
+
+    #[test]
+    fn json_is_safe_to_show() {
+        let name = "a\u{7f}\u{85}\u{2028}\u{200b}\u{202e}\u{e0041}\n\\ é\"";
+        let json = serde_json::json!({ "name": name }).to_string();
+        let plain = plain_json(&json);
+        assert_eq!(plain, r#"{"name":"a\u007f\u0085\u2028\u200b\u202e\udb40\udc41\n\\ é\""}"#);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&plain).expect("JSON")["name"], name);
+        assert_eq!(plain_json(r#"{"a":[1, "b"]}"#), r#"{"a":[1, "b"]}"#);
     }
 
     #[test]

@@ -6,7 +6,13 @@ use anyhow::ensure;
 use pagefold_control::{Command, DiskKind, DiskRecord, Failure, Listing, split_snapshot_name};
 
 use super::table::{self, Column, USUAL, age};
-use crate::{output::output, peer::Peer, report::print, size, text::plain};
+use crate::{
+    output::output,
+    peer::Peer,
+    report::print,
+    size,
+    text::{plain, plain_json},
+};
 
 /// List disks, bases and snapshots
 #[derive(clap::Args)]
@@ -58,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match (json, names.is_empty()) {
         (true, _) => {
             for disk in &listing.disks {
-                writeln!(out, "{}", serde_json::to_string(disk)?)?;
+                writeln!(out, "{}", plain_json(&serde_json::to_string(disk)?))?;
             }
         }
         (false, true) if listing.disks.is_empty() => print("no disks; 'pagefold add NAME --size SIZE' adds one"),

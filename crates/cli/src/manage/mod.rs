@@ -29,7 +29,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     output::{Output, output},
     peer::Peer,
-    text::plain,
+    text::{plain, plain_json},
 };
 
 /// The server's location, and how to report results.
@@ -104,7 +104,7 @@ impl Caller {
     /// Writes `answer` as JSON, or the text of `say`.
     fn print(&mut self, answer: &impl Serialize, say: impl FnOnce() -> String) -> anyhow::Result<()> {
         if self.json {
-            writeln!(self.out, "{}", serde_json::to_string(answer)?)?;
+            writeln!(self.out, "{}", plain_json(&serde_json::to_string(answer)?))?;
         } else {
             // Names may contain control characters.
             writeln!(self.out, "{}", plain(&say()))?;

@@ -214,3 +214,20 @@ fn standard_output_that_is_closed_or_full_is_a_failure() {
         }
     }
 }
+
+/// Who retries a command because its output was lost must know that it has had its effect.
+#[test]
+fn a_command_whose_result_is_lost_says_that_it_was_carried_out() {
+    let server = Server::start(&["--size", "1M", "--name", "a"]);
+    for (args, carried_out) in [(&["add", "b", "--size", "1M"][..], true), (&["drop", "a"], true), (&["disks"], false)]
+    {
+        let full = OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+        let ended = server.ask(args).stdout(full).stderr(Stdio::piped()).output().expect("it starts");
+        let message = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{message}");
+        assert!(message.contains("cannot write to standard output"), "{message}");
+        assert_eq!(message.contains("the command was carried out"), carried_out, "{message}");
+    }
+    let disks = run(&mut server.ask(&["disks", "--json"]));
+    assert!(disks.contains(r#""name":"b""#) && !disks.contains(r#""name":"a""#), "{disks}");
+}
