@@ -69,7 +69,7 @@ impl BuiltExtent {
 }
 
 fn failed(error: io::Error) -> Error {
-    Error::io(format!("keeping extents in {}", temp_dir().display()))(error)
+    Error::io(format!("keeping extents in {} (TMPDIR)", temp_dir().display()))(error)
 }
 
 /// Extents in the order in which they were added, by number.

@@ -37,7 +37,7 @@ pub(super) struct Fragment {
 }
 
 fn failed(error: io::Error) -> Error {
-    Error::io(format!("gathering fragments in {}", temp_dir().display()))(error)
+    Error::io(format!("gathering fragments in {} (TMPDIR)", temp_dir().display()))(error)
 }
 
 impl Spool {

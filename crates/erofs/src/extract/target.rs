@@ -438,12 +438,9 @@ impl<'a> Target<'a> {
             FileKind::Socket => FileType::Socket,
         };
         let has_content = matches!(inode.kind, FileKind::Regular | FileKind::Symlink);
-        // Some file systems keep no nanoseconds.
-        let nanoseconds = existing.st_mtime_nsec;
         let is_equal = kind == expected
             && (!has_content || existing.st_size.cast_unsigned() == inode.size)
-            && existing.st_mtime == inode.mtime_s
-            && (nanoseconds == 0 || nanoseconds == u64::from(inode.mtime_nsec));
+            && times::may_be_of(inode, existing);
         found.kept(file.path, is_equal, inode.nlink > 1);
     }
 
