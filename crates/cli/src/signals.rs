@@ -1,11 +1,19 @@
-//! Signals that end the program.
+//! Signals that end the program, and signals that must not.
 
-use std::{fs, io};
+use std::{fs, io, sync::Arc};
 
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ},
+    flag,
     iterator::Signals,
 };
+
+/// Makes writes above the limit of file sizes (`ulimit -f`) fail instead of ending the program. The
+/// signal keeps its default effect on programs that this one starts, since a handler does not outlive
+/// `exec`.
+pub(crate) fn survive_large_writes() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
 
 /// Catches SIGHUP, SIGINT and SIGTERM, except for signals that were ignored when the program was
 /// started, for example by `nohup`.
