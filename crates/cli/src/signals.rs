@@ -3,7 +3,7 @@
 use std::{fs, io, sync::Arc};
 
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ},
+    consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ},
     flag,
     iterator::Signals,
 };
@@ -15,13 +15,18 @@ pub(crate) fn survive_large_writes() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
-/// Catches SIGHUP, SIGINT and SIGTERM, except for signals that were ignored when the program was
-/// started, for example by `nohup`.
+/// Catches SIGHUP, SIGINT, SIGQUIT and SIGTERM, except for signals that were ignored when the program
+/// was started, for example by `nohup`. SIGUSR1, SIGUSR2 and SIGALRM, which mean nothing here, no
+/// longer end the program.
 pub(crate) fn catch() -> io::Result<Signals> {
+    for signal in [SIGUSR1, SIGUSR2, SIGALRM] {
+        flag::register(signal, Arc::default())?;
+    }
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    Signals::new([SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
+    let ending = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+    Signals::new(ending.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
 }
 
 /// Caught signals. Some may be looked at before they are handled.
@@ -53,6 +58,7 @@ pub(crate) fn name(signal: i32) -> &'static str {
     match signal {
         SIGHUP => "SIGHUP",
         SIGINT => "SIGINT",
+        SIGQUIT => "SIGQUIT",
         _ => "SIGTERM",
     }
 }

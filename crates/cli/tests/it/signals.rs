@@ -18,15 +18,26 @@ use crate::{
 };
 
 #[test]
-fn sigterm_and_sigint_end_it_cleanly() {
-    for signal in [Signal::TERM, Signal::INT] {
-        if is_ignored("sigterm_and_sigint_end_it_cleanly", signal) {
+fn signals_that_end_it_end_it_cleanly() {
+    for signal in [Signal::TERM, Signal::INT, Signal::QUIT] {
+        if is_ignored("signals_that_end_it_end_it_cleanly", signal) {
             continue;
         }
         let (status, messages) = Server::start(&["--size", "1M"]).end(signal);
         assert!(status.success(), "{signal:?}: {status}");
         assert!(messages.contains("nbd+unix:///?socket="), "{messages}");
     }
+}
+
+/// The signals that other servers take for commands change nothing.
+#[test]
+fn signals_without_a_meaning_do_not_end_it() {
+    let server = Server::start(&["--size", "1M"]);
+    for signal in [Signal::USR1, Signal::USR2, Signal::ALARM] {
+        server.signal(signal);
+        run(&mut server.ask(&["disks"]));
+    }
+    assert_eq!(server.end(Signal::TERM).0.code(), Some(0));
 }
 
 /// A busy client neither keeps the server from stopping nor loses an acknowledged write.
