@@ -130,6 +130,10 @@ fn with_any_value(arg: clap::Arg) -> clap::Arg {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = signals::survive_large_writes() {
+        print(&format!("cannot catch signals: {error}"));
+        return ExitCode::FAILURE;
+    }
     let (words, at_start) = match serve::config::expand(env::args_os().collect()) {
         Ok(expanded) => expanded,
         Err(error) if error.is::<Misuse>() => return refuse(&message(&error)),

@@ -25,7 +25,7 @@ use crate::{background, image::ImageArgs, report::print, signals, size};
 The command does not need root if fusermount3 is installed. Device files and set-user-ID programs \
 have no effect unless root mounts with -o dev,suid; do so only with trusted images. As root, \
 'mount -t erofs -o loop' mounts the image with the kernel's own driver instead.
-SIGINT, SIGTERM and SIGHUP unmount. Open files stay usable; a second signal ends the program \
+SIGINT, SIGQUIT, SIGTERM and SIGHUP unmount. Open files stay usable; a second signal ends the program \
 immediately.
 Readers of a damaged part of the image get an I/O error, and the log gets a line: on standard \
 error in the foreground, otherwise in the system log, or in the file that --log names.")]

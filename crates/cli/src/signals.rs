@@ -1,19 +1,32 @@
-//! Signals that end the program.
+//! Signals that end the program, and signals that must not.
 
-use std::{fs, io};
+use std::{fs, io, sync::Arc};
 
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ},
+    flag,
     iterator::Signals,
 };
 
-/// Catches SIGHUP, SIGINT and SIGTERM, except for signals that were ignored when the program was
-/// started, for example by `nohup`.
+/// Makes writes above the limit of file sizes (`ulimit -f`) fail instead of ending the program. The
+/// signal keeps its default effect on programs that this one starts, since a handler does not outlive
+/// `exec`.
+pub(crate) fn survive_large_writes() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
+
+/// Catches SIGHUP, SIGINT, SIGQUIT and SIGTERM, except for signals that were ignored when the program
+/// was started, for example by `nohup`. SIGUSR1, SIGUSR2 and SIGALRM, which mean nothing here, no
+/// longer end the program.
 pub(crate) fn catch() -> io::Result<Signals> {
+    for signal in [SIGUSR1, SIGUSR2, SIGALRM] {
+        flag::register(signal, Arc::default())?;
+    }
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    Signals::new([SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
+    let ending = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+    Signals::new(ending.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
 }
 
 /// Caught signals. Some may be looked at before they are handled.
@@ -45,6 +58,7 @@ pub(crate) fn name(signal: i32) -> &'static str {
     match signal {
         SIGHUP => "SIGHUP",
         SIGINT => "SIGINT",
+        SIGQUIT => "SIGQUIT",
         _ => "SIGTERM",
     }
 }

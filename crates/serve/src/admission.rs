@@ -18,6 +18,7 @@ use crate::{
     Error,
     adopt_error::AdoptError,
     connection::{Common, Connection, Keeper},
+    descriptors,
     handover::ClientState,
     listen::Listener,
     negotiate::{NoPlace, Security, Session},
@@ -41,6 +42,8 @@ pub enum Refused {
     /// The number of clients served has reached this limit,
     /// [`Limits::connections`](crate::Limits::connections).
     Full(usize),
+    /// The process's limit of open files leaves no room for another client.
+    Files,
     /// Accepting failed for lack of descriptors or memory. The connection stays in the queue.
     Accept(io::Error),
     /// No thread could be started for a client. Its requests wait.
@@ -273,6 +276,11 @@ impl Control {
         // Read before the lock is taken, which others need to end their connections.
         let own = export.connections().saturating_sub(1);
         let mut connections = self.lock();
+        if !export.is_private() && !descriptors::serves(&**stream) {
+            drop(connections);
+            self.report(Refused::Files);
+            return Err((NoPlace::Files, idle));
+        }
         let private = export.is_private() && connections.private < self.common.limits.private;
         let limit = connections.limit;
         if !private && connections.is_full(export, own, exports) {
@@ -360,7 +368,7 @@ impl Control {
     pub(crate) fn report(&self, why: Refused) {
         let reason = match why {
             Refused::Full(_) => 0,
-            Refused::Accept(_) => 1,
+            Refused::Accept(_) | Refused::Files => 1,
             Refused::Thread(_) => 2,
             Refused::Memory => 3,
             Refused::Work => 4,

@@ -28,6 +28,7 @@ use crate::{
     Error,
     admission::{Control, Refused, Served},
     connection::{Connection, Parked},
+    descriptors,
     handover::{ClientState, Handed},
     handshakes::{Done, Handshakes},
     negotiate::{Ended, Negotiation, Session},
@@ -276,6 +277,10 @@ impl Events {
             return;
         }
         let Some(opened) = self.control.sockets.get(number) else { return };
+        if !descriptors::accepts(&opened.listener) {
+            self.control.report(Refused::Accept(Errno::MFILE.into()));
+            return self.pause_for_system();
+        }
         let Opened { listener, exports } = &*opened;
         let security = self.control.security(listener);
         let memory = Arc::clone(self.control.common.executor.memory());
@@ -288,8 +293,7 @@ impl Events {
                 let code = error.raw_os_error().map(Errno::from_raw_os_error);
                 if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
                     self.control.report(Refused::Accept(error));
-                    self.close_oldest();
-                    self.listen(Some(Instant::now() + SYSTEM_PAUSE));
+                    self.pause_for_system();
                 }
                 return;
             }
@@ -305,6 +309,13 @@ impl Events {
         let negotiator = Negotiator::Here(Box::new(Newcomer { stream, negotiation, place }));
         self.newcomers.insert(number, Entry { since: Instant::now(), negotiator });
         self.advance(number);
+    }
+
+    /// Closes the oldest newcomer, whose descriptor and memory others need, and accepts nobody for a
+    /// while.
+    fn pause_for_system(&mut self) {
+        self.close_oldest();
+        self.listen(Some(Instant::now() + SYSTEM_PAUSE));
     }
 
     /// Closes the oldest newcomer if there are too many. Returns `false` if it is too young for

@@ -36,8 +36,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(3);
 /// Pause between two attempts to lock the directory.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// Clients that may wait to be accepted; the standard library uses the same number.
-const BACKLOG: i32 = 128;
+/// Clients that may wait to be accepted: a burst of a whole CI farm. The kernel allows fewer if
+/// `net.core.somaxconn` is smaller.
+const BACKLOG: i32 = 4096;
 
 /// Mode and group of the file of a Unix socket that a server creates, whatever the umask. By
 /// default, only the server's user may connect.
@@ -285,6 +286,8 @@ impl Listener {
             _ => Error::Tcp { address, source },
         };
         let listener = TcpListener::bind(address).map_err(failed)?;
+        // The standard library has allowed 128 to wait.
+        rustix::net::listen(&listener, BACKLOG).map_err(|error| failed(error.into()))?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (file, fd) = (OwnFile::default(), listener.into());
@@ -294,7 +297,7 @@ impl Listener {
     /// Listens on a vsock port, for virtual machines on this host or, in a virtual machine, for the
     /// host. Without a context id, listens on all context ids of the machine.
     pub(crate) fn vsock(cid: Option<u32>, port: u32) -> Result<Self, Error> {
-        let fd = vsock::listen(cid, port).map_err(|source| Error::Vsock { port, source })?;
+        let fd = vsock::listen(cid, port, BACKLOG).map_err(|source| Error::Vsock { port, source })?;
         let vsock = Some((vsock::reachable(cid), port));
         Ok(Self { file: OwnFile::default(), fd, tcp: None, vsock, path: None, is_passed: false })
     }

@@ -81,6 +81,8 @@ pub(crate) enum Security {
 pub(crate) enum NoPlace {
     /// All connections that this limit allows are in use, or kept for other exports.
     Full(usize),
+    /// The process may not open more files for clients.
+    Files,
     /// The export already has this many connections, its maximum.
     Quota(usize),
     /// There is no memory for a further connection.
@@ -93,6 +95,7 @@ impl NoPlace {
             Self::Full(limit) => {
                 format!("all {limit} connections that this server allows are in use, or kept for other exports")
             }
+            Self::Files => "the server's limit of open files leaves no room for another connection".to_owned(),
             Self::Quota(most) => format!("all {most} connections that this export may have are in use"),
             Self::Memory => "the server's memory limit leaves no room for another connection".to_owned(),
         }

@@ -8,9 +8,10 @@ use std::{
 use ::vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener, VsockStream, get_local_cid};
 
 /// Returns a socket that listens without blocking. Without a context id, it listens on all that the
-/// machine has.
-pub(crate) fn listen(cid: Option<u32>, port: u32) -> io::Result<OwnedFd> {
+/// machine has. `backlog` clients may wait to be accepted.
+pub(crate) fn listen(cid: Option<u32>, port: u32, backlog: i32) -> io::Result<OwnedFd> {
     let listener = VsockListener::bind_with_cid_port(cid.unwrap_or(VMADDR_CID_ANY), port)?;
+    rustix::net::listen(&listener, backlog)?;
     listener.set_nonblocking(true)?;
     Ok(listener.into())
 }

@@ -670,6 +670,9 @@ fn refusal(why: &Refused) -> String {
             "a client was refused: all {limit} connections that the server allows are in use; raise the number with \
              'pagefold limit --connections N'"
         ),
+        Refused::Files => "a client was refused: the limit of open files leaves no room for it; raise it (ulimit -n, LimitNOFILE=) and \
+             start the server again"
+            .to_owned(),
         Refused::Accept(error) => format!("cannot accept clients; they wait until others disconnect: {error}"),
         Refused::Thread(error) => format!("requests wait: cannot start a thread: {error}"),
         Refused::Memory => {

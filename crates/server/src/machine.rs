@@ -1,5 +1,5 @@
 //! The memory available to a server: the machine's, the limit of a control group that it runs in, or
-//! that of its own address space.
+//! that of its own address space or writable memory.
 
 use std::{
     fmt, fs,
@@ -26,6 +26,7 @@ enum Bound {
     /// A control group, with the file that limits it.
     Group(PathBuf),
     AddressSpace,
+    Data,
 }
 
 impl fmt::Display for Memory {
@@ -35,21 +36,30 @@ impl fmt::Display for Memory {
             Bound::Machine => write!(f, "the machine's memory of {bytes}"),
             Bound::Group(file) => write!(f, "the control group's memory of {bytes} ({})", file.display()),
             Bound::AddressSpace => write!(f, "the address space of {bytes} (ulimit -v)"),
+            Bound::Data => write!(f, "the writable memory of {bytes} (ulimit -d)"),
         }
     }
 }
 
 impl Memory {
     /// Returns the memory of this machine, of the narrowest control group around this process, or
-    /// its address space, whichever is smallest; `None` if it is unknown.
+    /// that which the process itself may use, whichever is smallest; `None` if it is unknown.
     pub(crate) fn find() -> Option<Self> {
-        smallest(Self::under(Path::new("/")), Self::address_space(0))
+        smallest(Self::under(Path::new("/")), Self::own(""))
     }
 
-    /// Returns the address space that is left of a limited one when `used_bytes` are used.
-    fn address_space(used_bytes: u64) -> Option<Self> {
-        let limit_bytes = getrlimit(Resource::As).current?;
-        Some(Self { bytes: limit_bytes.saturating_sub(used_bytes), bound: Bound::AddressSpace })
+    /// Returns what the limits of the process leave, whose `/proc/self/statm` this is.
+    fn own(statm: &str) -> Option<Self> {
+        let used_bytes = |field: usize| {
+            let pages = statm.split(' ').nth(field).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+            pages * rustix::param::page_size() as u64
+        };
+        let left = |resource, field, bound| {
+            let limit_bytes = getrlimit(resource).current?;
+            Some(Self { bytes: limit_bytes.saturating_sub(used_bytes(field)), bound })
+        };
+        // proc_pid_statm(5): the first field is the size, the sixth the writable memory.
+        smallest(left(Resource::As, 0, Bound::AddressSpace), left(Resource::Data, 5, Bound::Data))
     }
 
     /// Returns the memory of the machine, or of the narrowest control group around this process, of
@@ -61,10 +71,8 @@ impl Memory {
     /// Returns how much memory processes can still get, and what bounds it; `None` if it is
     /// unknown.
     pub(crate) fn available() -> Option<Self> {
-        let pages = fs::read_to_string("/proc/self/statm").ok();
-        let pages = pages.and_then(|fields| fields.split(' ').next()?.parse::<u64>().ok()).unwrap_or(0);
-        let address_space = Self::address_space(pages * rustix::param::page_size() as u64);
-        smallest(Self::available_under(Path::new("/")), address_space)
+        let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        smallest(Self::available_under(Path::new("/")), Self::own(&statm))
     }
 
     fn available_under(root: &Path) -> Option<Self> {
@@ -96,7 +104,7 @@ impl Memory {
         (limit_bytes > self.bytes).then(|| {
             let limit = size::written(limit_bytes);
             let then = match self.bound {
-                Bound::AddressSpace => "writes fail",
+                Bound::AddressSpace | Bound::Data => "writes fail",
                 Bound::Machine | Bound::Group(_) => "the system may end the server",
             };
             format!("the memory limit of {limit} exceeds {self}: when that is used up, {then}")

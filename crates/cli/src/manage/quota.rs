@@ -2,21 +2,23 @@
 
 use std::str::FromStr;
 
-use pagefold_control::{Command, DiskQuota, DiskRecord, MIN_RATE_BYTES, Quota};
+use clap::ArgGroup;
+use pagefold_control::{Command, DiskQuota, DiskRecord, Failure, Listing, MIN_RATE_BYTES, Quota};
 
 use super::Asked;
 use crate::size;
 
 /// Bound the connections and the rate of a disk's clients
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(group = ArgGroup::new("bounds").args(["connections", "rate"]).required(true).multiple(true), after_help = "Examples:
   pagefold quota job-1 --connections 8 --rate 100M
   pagefold quota job-1 --rate 20M
   pagefold quota job-1 --connections 8 --rate none
 
-'add', 'fork' and 'serve --export' take the same bounds for new disks. The bounds are for all clients of the disk together, and replace those that it had: a bound that is \
-not given is removed. Clients that are connected stay. Further connections are refused, and \
-requests wait until their turn. A request counts as at least 4 KiB.")]
+'add', 'fork' and 'serve --export' take the same bounds for new disks. The bounds are for all \
+clients of the disk together: a bound that is not given stays as it is, and 'none' removes it. \
+Clients that are connected stay. Further connections are refused, and requests wait until their \
+turn. A request counts as at least 4 KiB.")]
 pub(crate) struct Args {
     /// The disk
     name: String,
@@ -51,6 +53,14 @@ fn bound(
 }
 
 impl QuotaArgs {
+    /// Returns the quota of a disk that has another one, of which bounds that are not given stay.
+    fn changed(&self, disk: &DiskRecord) -> DiskQuota {
+        DiskQuota {
+            connections: self.connections.map_or(disk.max_connections, |Bound(bound)| bound),
+            bytes_per_second: self.rate.map_or(disk.bytes_per_second, |Bound(bound)| bound),
+        }
+    }
+
     pub(super) fn quota(&self) -> DiskQuota {
         let of = |bound: Option<Bound>| bound.and_then(|Bound(bound)| bound);
         DiskQuota { connections: of(self.connections), bytes_per_second: of(self.rate) }
@@ -69,9 +79,15 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { name, quota, asked } = args;
-    let DiskQuota { connections, bytes_per_second } = quota.quota();
+    let mut caller = asked.connect()?;
+    let listing: Listing = caller.call(&Command::List {})?;
+    let Some(disk) = listing.disks.iter().find(|disk| disk.name == *name) else {
+        return Err(Failure::no_disk_among(name, listing.disks.iter().map(|disk| disk.name.as_str())).into());
+    };
+    let DiskQuota { connections, bytes_per_second } = quota.changed(disk);
     let command = Command::Quota(Quota { name: name.clone(), connections, bytes_per_second });
-    asked.perform(&command, |disk: &DiskRecord| {
+    let disk: DiskRecord = caller.call(&command)?;
+    caller.print(&disk, || {
         let connections =
             disk.max_connections.map_or_else(|| "any number of".to_owned(), |most| format!("at most {most}"));
         let rate =

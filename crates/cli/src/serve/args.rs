@@ -81,7 +81,7 @@ The file of --config is TOML: each option is a key with its name, and [[disk]], 
 [[fork]] describe what to make. Without --config, no file is read.
 
 Sizes: 512M, 8G and 8GiB are powers of 1024; 8GB is a power of 1000.
-On SIGINT or SIGTERM the server completes requests in flight, removes its Unix sockets and exits \
+On SIGINT, SIGQUIT or SIGTERM the server completes requests in flight, removes its Unix sockets and exits \
 with status 0. A second signal ends it without waiting for requests, with status 1. SIGHUP makes \
 it open its log file and read its certificates again. Disks are volatile: their contents are lost when the server exits, unless \
 another process continues it: with --take-over, or, under a systemd that stores descriptors for the \

@@ -1,6 +1,6 @@
 //! The limit of open files, which bounds the clients of a server.
 
-use pagefold_serve::Limits;
+use pagefold_serve::{Limits, SPARE_DESCRIPTORS};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Open files of a server in addition to those of NBD clients: clients of the control socket,
@@ -37,9 +37,11 @@ pub(crate) fn allow(connections: usize, limits: Limits) -> Option<String> {
     // If this fails, the old limit remains.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
     (allowed < needed).then(|| {
+        let most = allowed.saturating_sub(SPARE_DESCRIPTORS);
         format!(
-            "{connections} connections may need {needed} open files, and the system allows {allowed}: raise the limit (ulimit -Hn, \
-             LimitNOFILE=) or lower --max-connections"
+            "{connections} connections may need {needed} open files, and the system allows {allowed}: at most {most} are \
+             served, less one for each socket and base; raise the limit (ulimit -Hn, LimitNOFILE=), or allow fewer \
+             connections"
         )
     })
 }

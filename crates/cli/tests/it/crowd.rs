@@ -1,6 +1,14 @@
 //! Many clients: none locks out others or the management of the server.
 
-use std::{fs, os::unix::net::UnixStream, path::Path, thread, time::Duration};
+use std::{
+    fs,
+    io::{Read, Write},
+    iter,
+    os::unix::net::UnixStream,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use serde_json::json;
@@ -68,6 +76,37 @@ fn freezes_next_to_each_other_are_all_done_and_keep_no_manager_out() {
         }
     });
     run(&mut server.ask(&["disks"]));
+}
+
+/// Some descriptors are left to management, and refused clients learn why.
+#[test]
+fn when_open_files_run_out_the_server_is_managed() {
+    let mut server = Server::start_under("-n 100", &["--export", "name=a,size=1M"]);
+    let clients: Vec<Client> = iter::from_fn(|| Client::try_connect(&server, "a").ok()).take(100).collect();
+    assert!((40..80).contains(&clients.len()), "{}", clients.len());
+    // The option GO of an export, whose reply explains an error.
+    let mut refused = UnixStream::connect(server.socket()).expect("a server that accepts");
+    refused.read_exact(&mut [0; 18]).expect("a greeting");
+    let go = b"\0\0\0\x03IHAVEOPT\0\0\0\x07\0\0\0\x07\0\0\0\x01a\0\0";
+    refused.write_all(go).expect("an option is sent");
+    let mut reply = [0; 20];
+    refused.read_exact(&mut reply).expect("a reply");
+    let mut why = vec![0; usize::from(reply[19])];
+    refused.read_exact(&mut why).expect("a reason");
+    let why = String::from_utf8_lossy(&why).into_owned();
+    assert!(why.contains("limit of open files"), "{why}");
+    // Silent clients take no more than they may.
+    let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(server.socket())).collect();
+    run(&mut server.ask(&["disks"]));
+    let image = server.folder().join("a.raw");
+    drop(silent);
+    run(&mut server.ask(&["freeze", "a", "--format", "raw", "-o", image.to_str().expect("UTF-8")]));
+    run(&mut server.ask(&["stop"]));
+    assert!(server.wait().success());
+    let messages = server.messages();
+    for words in ["at most 68 are served", "a client was refused: the limit of open files"] {
+        assert!(messages.contains(words), "{messages}");
+    }
 }
 
 /// Clients that do not read their replies keep borrowed memory for long.

@@ -1,7 +1,7 @@
 //! The memory limit holds for the whole process.
 
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     os::unix::net::UnixStream,
     sync::{
         Barrier,
@@ -58,16 +58,21 @@ pub(crate) struct Client(UnixStream);
 
 impl Client {
     pub(crate) fn connect(server: &Server, export: &str) -> Self {
-        let mut stream = UnixStream::connect(server.socket()).expect("a server that accepts");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
-        stream.set_write_timeout(Some(Duration::from_secs(60))).expect("a timeout");
-        stream.read_exact(&mut [0; 18]).expect("a greeting");
+        Self::try_connect(server, export).expect("an export")
+    }
+
+    /// The same for a client that may be refused.
+    pub(crate) fn try_connect(server: &Server, export: &str) -> io::Result<Self> {
+        let mut stream = UnixStream::connect(server.socket())?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+        stream.read_exact(&mut [0; 18])?;
         // Fixed newstyle and no zeros; then the option EXPORT_NAME, whose reply has the size and
         // flags.
         let name = [&3_u32.to_be_bytes(), &b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &(export.len() as u32).to_be_bytes()];
-        stream.write_all(&[&name.concat(), export.as_bytes()].concat()).expect("an option is sent");
-        stream.read_exact(&mut [0; 10]).expect("an export");
-        Self(stream)
+        stream.write_all(&[&name.concat(), export.as_bytes()].concat())?;
+        stream.read_exact(&mut [0; 10])?;
+        Ok(Self(stream))
     }
 
     pub(crate) fn send(&self, kind: u16, offset: u64, payload: &[u8], len_bytes: usize) {

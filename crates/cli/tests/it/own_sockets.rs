@@ -238,7 +238,12 @@ fn one_disks_clients_do_not_shut_out_others() {
     let refused = connect("a").expect_err("a fourth");
     assert!(refused.contains("all 3 connections that this export may have"), "{refused}");
     assert_eq!(size(), "1048576\n");
-    assert!(run(&mut server.ask(&["quota", "a"])).contains("any number of connections and any rate"));
+    let said = run(&mut server.ask(&["quota", "a", "--rate", "2M"]));
+    assert!(said.contains("at most 3 connections and 2 MiB/s"), "{said}");
+    let said = run(&mut server.ask(&["quota", "a", "--connections", "none", "--rate", "none"]));
+    assert!(said.contains("any number of connections and any rate"), "{said}");
+    let message = run_to_fail(&mut server.ask(&["quota", "other", "--rate", "2M"]));
+    assert!(message.contains("'other'"), "{message}");
     connect("a").expect("a place");
 }
 
@@ -292,7 +297,7 @@ fn a_disk_has_its_rate() {
         // Without a rate, the reads take milliseconds.
         std::thread::sleep(Duration::from_millis(300));
         assert!(!slow.is_finished(), "3 MiB were read at 64 KiB/s");
-        run(&mut server.ask(&["quota", "a"]));
+        run(&mut server.ask(&["quota", "a", "--rate", "none"]));
         slow.join().expect("a thread").expect("a disk without a rate");
     });
 }

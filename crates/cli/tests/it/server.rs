@@ -201,7 +201,7 @@ impl Server {
         wait(&mut self.child)
     }
 
-    fn messages(&mut self) -> String {
+    pub(crate) fn messages(&mut self) -> String {
         let mut text = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
             stderr.read_to_string(&mut text).expect("text");

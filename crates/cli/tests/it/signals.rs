@@ -14,19 +14,30 @@ use rustix::process::Signal;
 
 use crate::{
     forks::listed,
-    server::{Ended, Server, is_ignored, make_image, pagefold, run, send, wait},
+    server::{Ended, Server, is_ignored, make_image, pagefold, program, run, run_to_fail, send, under, wait},
 };
 
 #[test]
-fn sigterm_and_sigint_end_it_cleanly() {
-    for signal in [Signal::TERM, Signal::INT] {
-        if is_ignored("sigterm_and_sigint_end_it_cleanly", signal) {
+fn signals_that_end_it_end_it_cleanly() {
+    for signal in [Signal::TERM, Signal::INT, Signal::QUIT] {
+        if is_ignored("signals_that_end_it_end_it_cleanly", signal) {
             continue;
         }
         let (status, messages) = Server::start(&["--size", "1M"]).end(signal);
         assert!(status.success(), "{signal:?}: {status}");
         assert!(messages.contains("nbd+unix:///?socket="), "{messages}");
     }
+}
+
+/// The signals that other servers take for commands change nothing.
+#[test]
+fn signals_without_a_meaning_do_not_end_it() {
+    let server = Server::start(&["--size", "1M"]);
+    for signal in [Signal::USR1, Signal::USR2, Signal::ALARM] {
+        server.signal(signal);
+        run(&mut server.ask(&["disks"]));
+    }
+    assert_eq!(server.end(Signal::TERM).0.code(), Some(0));
 }
 
 /// A busy client neither keeps the server from stopping nor loses an acknowledged write.
@@ -96,6 +107,32 @@ fn sighup_opens_the_log_file_again() {
     for words in ["Z pagefold: listening on", "nbd+unix:///?socket=", "received SIGTERM, stopping"] {
         assert!(lines.contains(words), "{lines}");
     }
+}
+
+/// A log that may not grow ends no server.
+#[test]
+fn a_limit_of_file_sizes_fails_writes_and_ends_nothing() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let log = at("log");
+    let args = ["--size", "1M", "--log", "debug", "--log-file", log.to_str().expect("a plain path")];
+    let mut server = Server::start_under("-f 8", &args);
+    let size = || fs::metadata(&log).expect("a log").len();
+    let mut before = 0;
+    while size() > before {
+        before = size();
+        // Each command is a client, which is a line or two.
+        (0..8).for_each(|_| drop(run(&mut server.ask(&["disks"]))));
+    }
+    assert!(server.is_running());
+    let args = ["serve", "--size", "1M", "--log", "warn", "--run", "grep SigIgn: /proc/self/status"];
+    let ignored = run(pagefold().args(args));
+    let mask = ignored.trim().strip_prefix("SigIgn:").and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    assert_eq!(mask.map(|mask| mask >> (Signal::XFSZ.as_raw() - 1) & 1), Some(0), "{ignored}");
+    let message = run_to_fail(under("-f 8").arg("pack").arg(program()).arg("-o").arg(at("image.erofs")));
+    assert!(message.contains("writing the image: File too large"), "{message}");
+    assert!(!at("image.erofs").exists(), "part of an image was left behind");
+    assert_eq!(server.end(Signal::TERM).0.code(), Some(0));
 }
 
 /// Its clients get errors, and none of them hangs. The next server in the directory can serve the

@@ -107,6 +107,14 @@ fn a_server_does_not_start_without_address_space() {
     assert!(starts && said.contains("half of the address space of 300 MiB"), "{said}");
 }
 
+/// A limit of writable memory bounds the default limit too.
+#[test]
+fn a_limit_of_writable_memory_is_the_servers() {
+    let server = Server::start_under("-d 200000", &["--size", "1G"]);
+    let (_, said) = server.end(Signal::TERM);
+    assert!(said.contains("half of the writable memory of 195 MiB (ulimit -d)"), "{said}");
+}
+
 /// A system that does not overcommit memory charges what a program enables: a server starts there,
 /// and stores what is written.
 const STRICT: &str = "

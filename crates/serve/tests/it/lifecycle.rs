@@ -5,6 +5,7 @@ use std::{
 };
 
 use pagefold_serve::{Error, Export, Permissions, Server, SocketFile, listen_with, protocol::command};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::{
     device::Ram,
@@ -92,6 +93,25 @@ fn stop_does_not_wait_for_a_peer_that_does_not_read() {
     let start = Instant::now();
     server.stop();
     assert!(start.elapsed() < Duration::from_secs(25), "took {:?}", start.elapsed());
+}
+
+/// A burst of clients that connect without blocking gets no error before the server accepts them.
+#[test]
+fn many_clients_may_wait_to_be_accepted() {
+    const BURST: usize = 400;
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").expect("a limit of the system");
+    let most = most.trim().parse().map_or(BURST, |most| BURST.min(most));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let (_listener, _file) = listen_with(&path, Permissions::default()).expect("a socket");
+    let address = SocketAddrUnix::new(&path).expect("a short path");
+    let connect = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&client, &address).map(|()| client)
+    };
+    let waiting: Vec<_> = (0..most).map_while(|_| connect().ok()).collect();
+    assert_eq!(waiting.len(), most);
 }
 
 #[test]
