@@ -258,6 +258,34 @@ fn slow_choices_are_derived_from_fast_ones() {
     }
 }
 
+/// A slow choice may pack a few units only, of content that compresses unequally well.
+#[test]
+fn few_units_of_slow_choices_do_not_mislead() {
+    for kind in KINDS {
+        for slow in [2, 3, 4, 6, 9] {
+            let mut is_open = 0;
+            let found = coverage(|random| {
+                let mut whole: Vec<_> = population(kind, 80, random)
+                    .into_iter()
+                    .map(|(x, y)| {
+                        let better = if y < 0.9 * x { 0.4 + 0.3 * random.part() } else { 1.0 };
+                        [x, y, y * better]
+                    })
+                    .collect();
+                random.shuffle(&mut whole);
+                let [total_x, total_y, truth] = [0, 1, 2].map(|at| whole.iter().map(|triple| triple[at]).sum::<f64>());
+                let left = 1.0 - whole[..slow].iter().map(|triple| triple[0]).sum::<f64>() / total_x;
+                let estimate = Estimate::exact(total_y).regression(total_x, &whole[..slow], left, LIMITS);
+                is_open += usize::from(estimate.low() <= 0.0);
+                (estimate, truth)
+            });
+            assert!(found.held >= 930, "{kind:?} {slow}: {found:?}");
+            let has_equal = matches!(kind, Kind::Bimodal | Kind::RareExceptions | Kind::ZeroInflated | Kind::Clustered);
+            assert!(is_open == 0 || has_equal, "{kind:?} {slow}: {is_open}");
+        }
+    }
+}
+
 /// Units of one kind say nothing about those of another, even if all of them agree.
 #[test]
 fn compared_units_may_differ_from_the_rest() {
