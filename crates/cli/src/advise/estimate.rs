@@ -198,6 +198,13 @@ impl Estimate {
         Self { open: [self.open[0] + below, self.open[1] + above], limits, ..self }
     }
 
+    /// Returns this figure with limits that are certain.
+    pub(super) fn bounded(self, [least, most]: [f64; 2]) -> Self {
+        let limits = [self.limits[0].max(least), self.limits[1].min(most)];
+        let limits = [limits[0].min(limits[1]), limits[1]];
+        Self { value: self.value.clamp(limits[0], limits[1]), limits, ..self }
+    }
+
     /// Adds the error of the method itself, within which 95 % of the cases are: a fraction of the
     /// figure, and an absolute error.
     pub(super) fn within(self, fraction: f64, absolute: f64) -> Self {
