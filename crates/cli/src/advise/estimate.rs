@@ -205,6 +205,13 @@ impl Estimate {
         Self { value: self.value.clamp(limits[0], limits[1]), limits, ..self }
     }
 
+    /// Returns the figure within what is left possible if `y` was measured for `x` of the whole, of
+    /// which `size` is the estimate.
+    pub(super) fn with_measured(self, size: Self, [x, y]: [f64; 2], limits: Limits) -> Self {
+        let [least, most] = size.limits.map(|size| (size - x).max(0.0));
+        self.bounded([y + limits.least * least, y + limits.most * most])
+    }
+
     /// Adds the error of the method itself, within which 95 % of the cases are: a fraction of the
     /// figure, and an absolute error.
     pub(super) fn within(self, fraction: f64, absolute: f64) -> Self {

@@ -174,22 +174,30 @@ pub(super) fn measure(
         found.push(strata);
     }
     let inline: Vec<_> = input.strata.iter().map(costs::inline).collect();
-    let figures = choices.iter().zip(CHOICES).zip(found).map(|((choice, named), sampled)| {
-        let sampled = sampled.into_iter().zip(&input.strata);
-        let sampled = sampled.zip(&inline).map(|((bytes, stratum), inline)| {
-            inline.unwrap_or_else(|| bytes.of_estimated(stratum.data_bytes(), costs::limits(stratum)))
-        });
+    let mut figures: Vec<Figures> = Vec::new();
+    for ((choice, named), sampled) in choices.iter().zip(CHOICES).zip(found) {
+        let of_stratum = |(number, (bytes, stratum)): (usize, (Estimate, &Stratum))| {
+            let (size, limits) = (stratum.data_bytes(), costs::limits(stratum));
+            bytes.of_estimated(size, limits).with_measured(size, choice.measured(number), limits)
+        };
+        let sampled = sampled.into_iter().zip(&input.strata).enumerate().map(of_stratum);
+        let sampled = sampled.zip(&inline).map(|(bytes, inline)| inline.unwrap_or(bytes));
         let bytes = sampled.sum::<Estimate>() + rest(input, choice.zeros);
-        Figures {
+        let mut bytes = bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES);
+        // More effort never takes more.
+        if let Some(like) = figures.get(named.like).filter(|like| like.cluster == named.cluster) {
+            bytes = bytes.bounded([f64::MIN, like.bytes.high()]);
+        }
+        figures.push(Figures {
             codec: named.codec,
             cluster: named.cluster,
-            bytes: bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES),
+            bytes,
             sampled_bytes: choice.packed.values().map(|packed| packed.data_bytes).sum(),
             build: choice.build(input),
             reads: choice.reads(),
-        }
-    });
-    Ok(figures.collect())
+        });
+    }
+    Ok(figures)
 }
 
 /// Measures the cost of zeros for each choice, until `end`.
@@ -387,6 +395,12 @@ fn read(image: File, parts: &[(u64, u64)], reads: usize) -> anyhow::Result<Vec<u
 impl Choice<'_> {
     fn of_stratum(&self, stratum: usize) -> impl Iterator<Item = (&(usize, usize), &Packed)> {
         self.packed.iter().filter(move |((of, _), _)| *of == stratum)
+    }
+
+    /// Returns the bytes of a stratum that were packed, before and after.
+    fn measured(&self, stratum: usize) -> [f64; 2] {
+        self.of_stratum(stratum)
+            .fold([0.0; 2], |[x, y], (_, packed)| [x + packed.data_bytes as f64, y + packed.image_bytes as f64])
     }
 
     /// Returns the time to pack everything. Strata without a batch are packed as fast as the others.

@@ -230,6 +230,18 @@ fn data_that_no_scan_found_may_exist() {
     assert!((30.0..80.0).contains(&estimate.high()), "{estimate:?}");
 }
 
+/// What was packed is certain, however little is known of the rest.
+#[test]
+fn what_was_measured_bounds_the_whole() {
+    let limits = Limits { least: 0.01, most: 1.1 };
+    let unknown = Estimate::unknown(1000.0, limits);
+    let found = unknown.with_measured(Estimate::exact(1000.0), [900.0, 300.0], limits);
+    assert_eq!((found.low().round(), found.high().round()), (301.0, 410.0));
+    let size = Estimate::of_whole(1000.0, &[(1.0, 1.0); 500], Limits::COUNT);
+    let found = unknown.with_measured(size, [500.0, 200.0], limits);
+    assert!(found.low() >= 200.0 && found.high() <= 200.0 + 1.1 * 500.0, "{found:?}");
+}
+
 /// A slow choice packs fewer units than the fast one from which it is derived.
 #[test]
 fn slow_choices_are_derived_from_fast_ones() {
