@@ -22,6 +22,11 @@ pub(crate) const RECORD_BYTES: u64 = 432;
 /// Additional bytes for a fork's origin, without the origin's name.
 const ORIGIN_BYTES: u64 = 96;
 
+/// Returns the memory of a server's lists for a fork of `from`, apart from the fork's table.
+pub fn fork_record_bytes(name: &str, from: &str) -> u64 {
+    Counted::with_names(name, RECORD_BYTES + Origin::record_bytes(from))
+}
+
 /// A disk in a server's lists.
 #[derive(Clone)]
 pub(crate) struct Disk {

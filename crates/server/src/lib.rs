@@ -77,11 +77,12 @@ pub use bases::BaseFile;
 pub use belongings::Belongings;
 pub use config::{Config, MemoryLimit, WhenConnections, WhenFull};
 pub use descriptor_store::DescriptorStore;
+pub use disk::fork_record_bytes;
 pub use ending::{Ending, waits_for};
 pub use error::{Error, TakeOverError, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
-pub use machine::{Memory, meminfo_bytes};
+pub use machine::{Memory, default_limit_bytes, meminfo_bytes};
 pub use observer::{Level, Observer};
 pub use pagefold_control::{
     Add, AddBase, BindSpare, Code, DiskQuota, DiskRecord, Failure, Fork, Manage, NewDevice, Quota, Resize,

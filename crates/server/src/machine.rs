@@ -117,6 +117,11 @@ impl Memory {
     }
 }
 
+/// Returns the limit of a server for which none is given; `None` if it has none.
+pub fn default_limit_bytes() -> Option<u64> {
+    Memory::find().map(|memory| memory.half_bytes())
+}
+
 fn smallest(one: Option<Memory>, other: Option<Memory>) -> Option<Memory> {
     one.into_iter().chain(other).reduce(Memory::min)
 }

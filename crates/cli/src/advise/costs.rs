@@ -109,7 +109,8 @@ impl Zeros {
             (LongFiles::None, _) => apart,
             _ if shared.low() >= apart.high() => apart,
             (LongFiles::One(_), _) if shared.high() <= apart.low() => shared,
-            _ => apart.covering(shared),
+            // Sharing never takes more.
+            _ => apart.covering(shared).bounded([f64::MIN, apart.high()]),
         }
     }
 

@@ -26,6 +26,9 @@ const TAIL: f64 = 0.05;
 /// Minimum number of measurements from which to judge those not taken.
 const LEAST: usize = 2;
 
+/// Minimum number of measurements for two unknowns. The line through fewer leads anywhere.
+const LEAST_FOR_LINE: usize = 10;
+
 /// The least and the greatest possible `y` per `x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limits {
@@ -117,7 +120,8 @@ impl Estimate {
 
     /// Estimates another figure of a whole of `total_x` from this one. In the triples `measured`,
     /// `z` is nearly `a × x + b × y`, where `y` belongs to this figure. Both terms are needed if
-    /// only one of two kinds of content is compressible. A fraction `left` was not measured.
+    /// only one of two kinds of content is compressible; from few triples, `z` is estimated as
+    /// `b × y`. A fraction `left` was not measured.
     pub(super) fn regression(self, total_x: f64, measured: &[[f64; 3]], left: f64, limits: Limits) -> Self {
         let sum = |term: &dyn Fn(&[f64; 3]) -> f64| measured.iter().map(term).sum::<f64>();
         let [sum_x, sum_y, sum_z] = [0, 1, 2].map(|at| sum(&|triple| triple[at]));
@@ -129,16 +133,21 @@ impl Estimate {
             return Self::open(self.value, ends);
         }
         let [mean_y, mean_z] = [sum_y / sum_x, sum_z / sum_x];
-        if measured.len() < LEAST + 1 {
-            let guess = if sum_y > 0.0 { self.value * sum_z / sum_y } else { total_x * mean_z };
-            return Self::open(guess, ends);
-        }
         // Weights of 1/x: the variance of a batch grows with its length.
         let yy = sum(&|[x, y, _]| (y - mean_y * x).powi(2) / x);
         let yz = sum(&|[x, y, z]| (y - mean_y * x) * (z - mean_z * x) / x);
         let away = self.value / total_x - mean_y;
         // If all have the same `y`, the slope is that through the origin, and only a guess.
         let has_slope = yy > 1e-9 * sum_x * mean_y * mean_y;
+        if has_slope && measured.len() < LEAST_FOR_LINE && sum_y < self.value {
+            let pairs: Vec<_> = measured.iter().map(|[_, y, z]| (*y, *z)).collect();
+            let limits = Limits { least: ends[0] / self.value, most: ends[1] / self.value };
+            return Self::of_whole(self.value, &pairs, limits).of_estimated(self, limits);
+        }
+        if measured.len() < LEAST + 1 {
+            let guess = if sum_y > 0.0 { self.value * sum_z / sum_y } else { total_x * mean_z };
+            return Self::open(guess, ends);
+        }
         let origin = if sum_y > 0.0 { sum_z / sum_y } else { 0.0 };
         let slope = if has_slope { yz / yy } else { origin };
         // The estimate is a weighted sum of all `z`. Its variance follows from the residuals, each
@@ -187,6 +196,20 @@ impl Estimate {
         let [below, above] = [(self.low() - other.low()).max(0.0), (other.high() - self.high()).max(0.0)];
         let limits = [self.limits[0].min(other.limits[0]), self.limits[1].max(other.limits[1])];
         Self { open: [self.open[0] + below, self.open[1] + above], limits, ..self }
+    }
+
+    /// Returns this figure with limits that are certain.
+    pub(super) fn bounded(self, [least, most]: [f64; 2]) -> Self {
+        let limits = [self.limits[0].max(least), self.limits[1].min(most)];
+        let limits = [limits[0].min(limits[1]), limits[1]];
+        Self { value: self.value.clamp(limits[0], limits[1]), limits, ..self }
+    }
+
+    /// Returns the figure within what is left possible if `y` was measured for `x` of the whole, of
+    /// which `size` is the estimate.
+    pub(super) fn with_measured(self, size: Self, [x, y]: [f64; 2], limits: Limits) -> Self {
+        let [least, most] = size.limits.map(|size| (size - x).max(0.0));
+        self.bounded([y + limits.least * least, y + limits.most * most])
     }
 
     /// Adds the error of the method itself, within which 95 % of the cases are: a fraction of the

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use pagefold_codec::PAGE_SIZE;
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
+use pagefold_server::fork_record_bytes;
 
 use super::{clock::Deadline, estimate::Estimate, order::spread, pages::Pages};
 
@@ -12,6 +13,9 @@ const WRITTEN: usize = 4;
 
 /// Pages of the disk. Changed pages are spread over it.
 const DISK_PAGES: u64 = 1 << 17;
+
+/// Names of common lengths, of which a server keeps copies: of a fork, and of its origin.
+const NAMES: [&str; 2] = ["fork-100", "disk"];
 
 /// Forks created, or pages written, between two checks of the time.
 const TOGETHER: usize = 64;
@@ -36,7 +40,8 @@ pub(super) fn measure(pages: &Pages, end: Deadline<'_>) -> anyhow::Result<Option
         let bytes = changed / part * per_page;
         Estimate::exact(untouched) + if relative.value > 0.0 { relative.scaled(bytes) } else { Estimate::exact(bytes) }
     };
-    let Some((untouched_bytes, hundredth)) = per_changed_page(pages, 100, end)? else { return Ok(None) };
+    let Some((table_bytes, hundredth)) = per_changed_page(pages, 100, end)? else { return Ok(None) };
+    let untouched_bytes = table_bytes + fork_record_bytes(NAMES[0], NAMES[1]) as f64;
     let tenth = per_changed_page(pages, 10, end)?.and_then(|(_, tenth)| tenth);
     Ok(Some(Figures {
         untouched_bytes,
@@ -45,7 +50,7 @@ pub(super) fn measure(pages: &Pages, end: Deadline<'_>) -> anyhow::Result<Option
     }))
 }
 
-/// Returns the bytes of a fork, and the bytes per changed page if one in `part` pages is changed.
+/// Returns the bytes of a fork in the pool, and the bytes per changed page if one in `part` pages is changed.
 fn per_changed_page(pages: &Pages, part: usize, end: Deadline<'_>) -> anyhow::Result<Option<(f64, Option<f64>)>> {
     let count = pages.sample.len() as u64;
     let pool = Pool::new(PoolConfig::default()).context("a pool of pages")?;

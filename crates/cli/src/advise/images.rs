@@ -31,7 +31,7 @@ use super::{
     input::{Input, InputKind},
     order::spread,
     pages::Pages,
-    stratum::{Batch, Batches, PAGE_BYTES, Stratum, UNIT_BYTES, Unit},
+    stratum::{Batch, Batches, PAGE_BYTES, Stratum, Then, UNIT_BYTES, Unit},
     times::{p99, processor_time},
 };
 use crate::codec;
@@ -75,6 +75,11 @@ const READ_BYTES: u64 = PAGE_BYTES;
 /// direction. The ends of pieces and of the metadata lie within a block.
 const METHOD_ERROR: f64 = 0.015;
 const METHOD_ERROR_BYTES: f64 = 4.0 * PAGE_BYTES as f64;
+
+/// Bytes that the end of a piece wastes where data continues: half a block; and where few zeros follow,
+/// some of which would be in that block.
+const CUT_BYTES: u64 = PAGE_BYTES / 2;
+const CUT_BEFORE_ZEROS_BYTES: u64 = PAGE_BYTES / 4;
 
 /// Figures of the images of one choice.
 #[derive(Clone, Debug)]
@@ -169,22 +174,30 @@ pub(super) fn measure(
         found.push(strata);
     }
     let inline: Vec<_> = input.strata.iter().map(costs::inline).collect();
-    let figures = choices.iter().zip(CHOICES).zip(found).map(|((choice, named), sampled)| {
-        let sampled = sampled.into_iter().zip(&input.strata);
-        let sampled = sampled.zip(&inline).map(|((bytes, stratum), inline)| {
-            inline.unwrap_or_else(|| bytes.of_estimated(stratum.data_bytes(), costs::limits(stratum)))
-        });
+    let mut figures: Vec<Figures> = Vec::new();
+    for ((choice, named), sampled) in choices.iter().zip(CHOICES).zip(found) {
+        let of_stratum = |(number, (bytes, stratum)): (usize, (Estimate, &Stratum))| {
+            let (size, limits) = (stratum.data_bytes(), costs::limits(stratum));
+            bytes.of_estimated(size, limits).with_measured(size, choice.measured(number), limits)
+        };
+        let sampled = sampled.into_iter().zip(&input.strata).enumerate().map(of_stratum);
+        let sampled = sampled.zip(&inline).map(|(bytes, inline)| inline.unwrap_or(bytes));
         let bytes = sampled.sum::<Estimate>() + rest(input, choice.zeros);
-        Figures {
+        let mut bytes = bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES);
+        // More effort never takes more.
+        if let Some(like) = figures.get(named.like).filter(|like| like.cluster == named.cluster) {
+            bytes = bytes.bounded([f64::MIN, like.bytes.high()]);
+        }
+        figures.push(Figures {
             codec: named.codec,
             cluster: named.cluster,
-            bytes: bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES),
+            bytes,
             sampled_bytes: choice.packed.values().map(|packed| packed.data_bytes).sum(),
             build: choice.build(input),
             reads: choice.reads(),
-        }
-    });
-    Ok(figures.collect())
+        });
+    }
+    Ok(figures)
 }
 
 /// Measures the cost of zeros for each choice, until `end`.
@@ -322,7 +335,11 @@ fn pack_units(
         file.mtime_s += parts.len() as i64;
         tree.add(tree.root(), name.as_bytes(), file)?;
         data_bytes += unit.data_bytes;
-        cut += u64::from(unit.continues);
+        cut += match unit.then {
+            Then::Data => CUT_BYTES,
+            Then::FewZeros => CUT_BEFORE_ZEROS_BYTES,
+            Then::Zeros => 0,
+        };
         parts.push((first, unit.len_bytes));
     }
     let image = memory_file()?;
@@ -337,7 +354,7 @@ fn pack_units(
         return Ok(Some((Packed { data_bytes, image_bytes, time }, Vec::new())));
     }
     // Where a file's data continues beyond a piece, the end of the piece wastes half a block.
-    let image_bytes = added_bytes(&report).saturating_sub(cut * PAGE_BYTES / 2);
+    let image_bytes = added_bytes(&report).saturating_sub(cut);
     Ok(Some((Packed { data_bytes, image_bytes, time }, read(image, &parts, reads)?)))
 }
 
@@ -378,6 +395,12 @@ fn read(image: File, parts: &[(u64, u64)], reads: usize) -> anyhow::Result<Vec<u
 impl Choice<'_> {
     fn of_stratum(&self, stratum: usize) -> impl Iterator<Item = (&(usize, usize), &Packed)> {
         self.packed.iter().filter(move |((of, _), _)| *of == stratum)
+    }
+
+    /// Returns the bytes of a stratum that were packed, before and after.
+    fn measured(&self, stratum: usize) -> [f64; 2] {
+        self.of_stratum(stratum)
+            .fold([0.0; 2], |[x, y], (_, packed)| [x + packed.data_bytes as f64, y + packed.image_bytes as f64])
     }
 
     /// Returns the time to pack everything. Strata without a batch are packed as fast as the others.
@@ -458,18 +481,16 @@ fn rest_of(stratum: &Stratum, zeros: Option<Zeros>) -> Estimate {
         return Estimate::exact(0.0);
     }
     let data_bytes = stratum.data_bytes();
-    let found = if stratum.is_scanned() {
-        Estimate::exact((stratum.pages * PAGE_BYTES) as f64) + data_bytes.scaled(-1.0)
-    } else {
-        Estimate::exact(0.0)
-    };
     // Zeros and holes follow where data ends.
-    let (ends, hole_bytes) = (stratum.data_ends(), stratum.hole_bytes as f64);
+    let (ends, outer, hole_bytes) = (stratum.data_ends(), stratum.outer_zeros(), stratum.hole_bytes as f64);
     let stored = || match zeros {
         Some(zeros) => {
-            zeros.cost_in(stratum.long_files, stratum.data_files(), ends, found + Estimate::exact(hole_bytes))
+            let runs = stratum.zero_runs();
+            let cuts = (ends - runs).max(0.0) * CUT_BEFORE_ZEROS_BYTES as f64;
+            zeros.cost_in(stratum.long_files, stratum.data_files(), runs, outer + Estimate::exact(hole_bytes))
+                + Estimate::doubt([cuts; 2])
         }
-        None => Estimate::unknown(found.high() + hole_bytes, costs::limits_of_zeros()),
+        None => Estimate::unknown(outer.high() + hole_bytes, costs::limits_of_zeros()),
     };
     let left_out = || costs::without_zeros(ends, data_bytes, stratum.inner_zeros());
     match stratum.zeros() {

@@ -8,7 +8,7 @@
 //! Pieces of large files are scanned for zeros before. Then only scanned units that hold data are
 //! sampled, without the zeros before and after the data.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use pagefold_erofs::{LEAST_ZERO_BLOCKS, LONG_FILE_DATA_PARTS};
 
@@ -26,6 +26,9 @@ pub(super) const UNIT_BYTES: u64 = 1 << 20;
 /// Zeros up to this length have costs in files of their own that differ from those in a large file.
 const SHORT_ZEROS_BYTES: u64 = 8 << 20;
 
+/// Zeros up to this length are packed with the data around them.
+const FEW_ZEROS_BYTES: u64 = LEAST_ZERO_BLOCKS * PAGE_BYTES;
+
 /// Length of a unit's surroundings, for content so compressible that they matter: the maximum that
 /// one cluster of an image covers.
 const SURROUNDINGS_BYTES: u64 = 4 << 20;
@@ -36,6 +39,16 @@ const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of units in a batch.
 const BATCH_UNITS: usize = 64;
 
+/// What follows a unit in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    Data,
+    /// Zeros that an image packs with the data around them.
+    FewZeros,
+    /// Zeros, a hole, or the file's end.
+    Zeros,
+}
+
 /// A range of a file that is sampled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
@@ -45,8 +58,7 @@ pub(super) struct Unit {
     pub(super) len_bytes: u64,
     /// Bytes in pages that are not zero, if they were counted; otherwise the length.
     pub(super) data_bytes: u64,
-    /// Whether the file's data continues where the unit ends.
-    pub(super) continues: bool,
+    pub(super) then: Then,
     /// The length of its file, if the file's holes are packed with it.
     pub(super) file_bytes: Option<u64>,
     /// Offset and length of its surroundings.
@@ -62,19 +74,28 @@ impl Unit {
     }
 
     /// Returns the unit without the zeros before and after its data; `None` if it holds no data.
-    fn without_zeros(self, found: Data) -> Option<Self> {
+    /// `next` is the data of the following unit, if it was scanned.
+    fn without_zeros(self, found: Data, next: Option<Data>) -> Option<Self> {
         if found.pages == 0 {
             return None;
         }
         let end = (found.end_page * PAGE_BYTES).min(self.len_bytes);
         let from = found.first_page * PAGE_BYTES;
-        Some(Self {
-            offset: self.offset + from,
-            len_bytes: end - from,
-            data_bytes: found.pages * PAGE_BYTES,
-            continues: self.continues && end == self.len_bytes,
-            ..self
-        })
+        let after = self.len_bytes - end;
+        let zeros = match next {
+            Some(next) if next.pages == 0 => after.saturating_add(UNIT_BYTES),
+            Some(next) => after + next.first_page * PAGE_BYTES,
+            None if after > 0 => UNIT_BYTES,
+            None => 0,
+        };
+        let then = match zeros {
+            _ if self.then == Then::Zeros => Then::Zeros,
+            0 => Then::Data,
+            ..FEW_ZEROS_BYTES => Then::FewZeros,
+            _ => Then::Zeros,
+        };
+        let data_bytes = found.pages * PAGE_BYTES;
+        Some(Self { offset: self.offset + from, len_bytes: end - from, data_bytes, then, ..self })
     }
 }
 
@@ -109,6 +130,8 @@ struct Scanned {
     data_bytes: u64,
     /// The same for each unit.
     measured: Vec<(f64, f64)>,
+    /// For each unit, the bytes of its pages, and of those before and after its data.
+    outer: Vec<(f64, f64)>,
 }
 
 /// Returns the most that the image writer counts as data, from the number of stretches of data and
@@ -186,13 +209,13 @@ impl Stratum {
         let len_bytes = row.len_bytes.checked_sub(at)?.min(UNIT_BYTES);
         let around_at = at - at % SURROUNDINGS_BYTES;
         let around = (row.offset + around_at, (row.len_bytes - around_at).min(SURROUNDINGS_BYTES));
-        let continues = at + len_bytes < row.len_bytes;
+        let then = if at + len_bytes < row.len_bytes { Then::Data } else { Then::Zeros };
         Some(Unit {
             file: row.file,
             offset: row.offset + at,
             len_bytes,
             data_bytes: len_bytes,
-            continues,
+            then,
             file_bytes: row.file_bytes,
             around,
         })
@@ -217,15 +240,20 @@ impl Stratum {
         if found.is_empty() {
             return;
         }
-        let mut scanned = Scanned { data: Vec::new(), pages_bytes: 0, data_bytes: 0, measured: Vec::new() };
-        for (place, found) in found.iter().enumerate() {
-            let Some(unit) = self.nth(place as u64) else { break };
-            let data = unit.without_zeros(*found);
+        let mut scanned =
+            Scanned { data: Vec::new(), pages_bytes: 0, data_bytes: 0, measured: Vec::new(), outer: Vec::new() };
+        let units: Vec<_> = (0..found.len() as u64).map_while(|place| self.nth(place)).zip(found).collect();
+        let places: HashMap<_, _> = units.iter().map(|(unit, found)| ((unit.file, unit.offset), **found)).collect();
+        for (unit, found) in units {
+            let next = places.get(&(unit.file, unit.offset + unit.len_bytes));
+            let data = unit.without_zeros(*found, next.copied());
             let data_bytes = data.map_or(0, |unit| unit.data_bytes);
             let pages_bytes = unit.len_bytes.next_multiple_of(PAGE_BYTES);
             scanned.pages_bytes += pages_bytes;
             scanned.data_bytes += data_bytes;
             scanned.measured.push((pages_bytes as f64, data_bytes as f64));
+            let packed_bytes = data.map_or(0, |unit| unit.len_bytes.next_multiple_of(PAGE_BYTES));
+            scanned.outer.push((pages_bytes as f64, (pages_bytes - packed_bytes) as f64));
             scanned.data.extend(data);
         }
         self.scanned = Some(scanned);
@@ -251,8 +279,17 @@ impl Stratum {
 
     /// Returns the likely number of places where data ends before zeros, a hole or the file's end.
     pub(super) fn data_ends(&self) -> f64 {
+        self.ends(|then| then != Then::Data)
+    }
+
+    /// Returns the likely number of those places after which an image begins a run of zeros.
+    pub(super) fn zero_runs(&self) -> f64 {
+        self.ends(|then| then == Then::Zeros)
+    }
+
+    fn ends(&self, is_end: impl Fn(Then) -> bool) -> f64 {
         let Some(scanned) = &self.scanned else { return 0.0 };
-        let ends = scanned.data.iter().filter(|unit| !unit.continues).count();
+        let ends = scanned.data.iter().filter(|unit| is_end(unit.then)).count();
         ends as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64
     }
 
@@ -271,6 +308,15 @@ impl Stratum {
         let mean_bytes = (zeros / self.data_ends()) as u64;
         let is_short = self.is_scanned() && (PAGE_BYTES..=SHORT_ZEROS_BYTES).contains(&mean_bytes);
         (is_short && self.data_files() > 1.0).then(|| mean_bytes / PAGE_BYTES * PAGE_BYTES)
+    }
+
+    /// Returns the bytes of zeros that scanning finds before and after the data of units. Zeros
+    /// between are packed with the data.
+    pub(super) fn outer_zeros(&self) -> Estimate {
+        match &self.scanned {
+            Some(scanned) => Estimate::of_whole((self.pages * PAGE_BYTES) as f64, &scanned.outer, Limits::COUNT),
+            None => Estimate::exact(0.0),
+        }
     }
 
     /// Returns the likely bytes of zeros between the first and the last data of units.
@@ -457,6 +503,6 @@ mod tests {
         let [whole, part] = units[..] else { panic!("{units:?}") };
         assert_eq!((whole.len_bytes, whole.data_bytes), (1 << 20, 1 << 20));
         assert_eq!((part.offset % UNIT_BYTES, part.len_bytes, part.data_bytes), (3 * 4096, 4 * 4096, 2 * 4096));
-        assert!(!part.continues && part.surroundings().is_none());
+        assert!(part.then == Then::Zeros && part.surroundings().is_none());
     }
 }

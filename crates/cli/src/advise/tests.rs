@@ -131,6 +131,27 @@ fn long_files_of_zeros_cost_next_to_nothing() {
     assert!(report.images.iter().all(|image| image.bytes.high() < 400_000.0), "{:?}", report.images);
 }
 
+/// Zeros between pieces of a unit are packed with them, so they do not cost more.
+#[test]
+fn zeros_between_close_pieces_count_once() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("a disk");
+    let disk = fs::File::create(&path).expect("a file");
+    disk.set_len(64 << 20).expect("a hole");
+    let bytes = content(12 << 20);
+    let pages = bytes.chunks(4096).filter(|page| page.iter().any(|byte| *byte != 0)).take(1600);
+    for (number, page) in (0u64..).zip(pages) {
+        disk.write_all_at(page, (number * 10 + number * number % 7) << 12).expect("room");
+    }
+    let (report, _) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
+    for image in &report.images {
+        let truth = image_bytes(&path, image.codec, image.cluster);
+        let error = (image.bytes.value - truth).abs();
+        assert!(error <= 2048.0 + truth * 0.035, "{truth} {image:?}");
+        assert!(image.bytes.low() - 2048.0 <= truth && truth <= image.bytes.high() + 2048.0, "{truth} {image:?}");
+    }
+}
+
 /// Their zeros share blocks with the data, and each has an inode.
 #[test]
 fn forecasts_hold_for_many_files_of_zeros() {

@@ -114,7 +114,10 @@ impl Mapped {
             if from >= to {
                 break;
             }
-            mapped.ranges.push((from, to - from));
+            match mapped.ranges.last_mut() {
+                Some((start, len)) if *start + *len == from => *len += to - from,
+                _ => mapped.ranges.push((from, to - from)),
+            }
             // Data behind the hole in its unit counts as such.
             mapped.data_bytes += to - next;
             mapped.stretches += 1;

@@ -113,6 +113,24 @@ fn served_bytes(file: &str, nbdcopy: &Path) -> u64 {
     server.total("spent_bytes") - server.total("outside_bytes")
 }
 
+/// A server's lists take memory too, so forks of a server are compared.
+#[test]
+fn forks_without_changes_take_what_is_forecast() {
+    const FORKS: u64 = 500;
+    let folder = TempDir::new().expect("a folder");
+    let file = path(&folder, "file");
+    fs::write(&file, Noise(5).text(1 << 20)).expect("room");
+    let forecast = advise(&[&file]).figure("forks", "fork_bytes");
+    let server = Server::start(&["--export", "name=disk,size=512M"]);
+    let mut fork = server.ask(&["fork", "disk"]);
+    fork.args((100..100 + FORKS).map(|number| format!("fork-{number}")));
+    let before = server.total("spent_bytes");
+    run(&mut fork);
+    let each = (server.total("spent_bytes") - before) / FORKS;
+    // Memory is allocated for several at a time.
+    assert!(each.abs_diff(forecast) <= forecast / 50, "{each} {forecast}");
+}
+
 /// Returns inputs of several kinds, each in one file.
 fn kinds() -> Vec<(&'static str, Vec<u8>)> {
     let noise = &mut Noise(88);
@@ -427,7 +445,9 @@ fn unreadable_input_is_refused() {
     ended.wait().expect("it ends");
     let message = run_to_fail(pagefold().args(["advise", "--pid", &pid]));
     assert!(message.contains("does not exist"), "{message}");
-    for args in [&["advise"][..], &["advise", "a", "--pid", "1"], &["advise", "--pid", "0"]] {
+    for args in
+        [&["advise"][..], &["advise", "a", "--pid", "1"], &["advise", "--pid", "0"], &["advise", "a", "--sample", "0"]]
+    {
         assert_eq!(pagefold().args(args).output().expect("it runs").status.code(), Some(2), "{args:?}");
     }
 }

@@ -230,6 +230,18 @@ fn data_that_no_scan_found_may_exist() {
     assert!((30.0..80.0).contains(&estimate.high()), "{estimate:?}");
 }
 
+/// What was packed is certain, however little is known of the rest.
+#[test]
+fn what_was_measured_bounds_the_whole() {
+    let limits = Limits { least: 0.01, most: 1.1 };
+    let unknown = Estimate::unknown(1000.0, limits);
+    let found = unknown.with_measured(Estimate::exact(1000.0), [900.0, 300.0], limits);
+    assert_eq!((found.low().round(), found.high().round()), (301.0, 410.0));
+    let size = Estimate::of_whole(1000.0, &[(1.0, 1.0); 500], Limits::COUNT);
+    let found = unknown.with_measured(size, [500.0, 200.0], limits);
+    assert!(found.low() >= 200.0 && found.high() <= 200.0 + 1.1 * 500.0, "{found:?}");
+}
+
 /// A slow choice packs fewer units than the fast one from which it is derived.
 #[test]
 fn slow_choices_are_derived_from_fast_ones() {
@@ -255,6 +267,34 @@ fn slow_choices_are_derived_from_fast_ones() {
         });
         assert!((930..=985).contains(&found.held), "{fast} {slow}: {found:?}");
         assert!(found.width < direct_width, "{fast} {slow}: {found:?} {direct_width}");
+    }
+}
+
+/// A slow choice may pack a few units only, of content that compresses unequally well.
+#[test]
+fn few_units_of_slow_choices_do_not_mislead() {
+    for kind in KINDS {
+        for slow in [2, 3, 4, 6, 9] {
+            let mut is_open = 0;
+            let found = coverage(|random| {
+                let mut whole: Vec<_> = population(kind, 80, random)
+                    .into_iter()
+                    .map(|(x, y)| {
+                        let better = if y < 0.9 * x { 0.4 + 0.3 * random.part() } else { 1.0 };
+                        [x, y, y * better]
+                    })
+                    .collect();
+                random.shuffle(&mut whole);
+                let [total_x, total_y, truth] = [0, 1, 2].map(|at| whole.iter().map(|triple| triple[at]).sum::<f64>());
+                let left = 1.0 - whole[..slow].iter().map(|triple| triple[0]).sum::<f64>() / total_x;
+                let estimate = Estimate::exact(total_y).regression(total_x, &whole[..slow], left, LIMITS);
+                is_open += usize::from(estimate.low() <= 0.0);
+                (estimate, truth)
+            });
+            assert!(found.held >= 930, "{kind:?} {slow}: {found:?}");
+            let has_equal = matches!(kind, Kind::Bimodal | Kind::RareExceptions | Kind::ZeroInflated | Kind::Clustered);
+            assert!(is_open == 0 || has_equal, "{kind:?} {slow}: {is_open}");
+        }
     }
 }
 
