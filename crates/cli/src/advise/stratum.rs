@@ -91,7 +91,7 @@ impl Unit {
         let then = match zeros {
             _ if self.then == Then::Zeros => Then::Zeros,
             0 => Then::Data,
-            ..FEW_ZEROS_BYTES => Then::FewZeros,
+            1..FEW_ZEROS_BYTES => Then::FewZeros,
             _ => Then::Zeros,
         };
         let data_bytes = found.pages * PAGE_BYTES;
