@@ -120,7 +120,7 @@ impl Peer {
             let is_starting = is_missing && directory.as_deref().is_some_and(is_claimed);
             let time = if is_starting { TIMEOUT } else { no_sign };
             if !is_missing || start.elapsed() >= time {
-                return Err(with_advice(error, is_starting));
+                return Err(with_advice(error, is_starting, directory.as_deref()));
             }
             thread::sleep(PAUSE);
         }
@@ -131,8 +131,21 @@ fn is_claimed(directory: &Path) -> bool {
     matches!(Claim::open(directory), Ok(Some(claim)) if claim.is_held())
 }
 
+/// Says which process does not answer, if that is the error, and what to do.
+pub(crate) fn unanswered(error: ClientError, directory: Option<&Path>) -> anyhow::Error {
+    let ClientError::Silent(_) = &error else { return error.into() };
+    let claim = directory.and_then(|directory| Claim::open(directory).ok().flatten());
+    match claim.and_then(|claim| claim.process()) {
+        None => anyhow!("{error}; it may be stopped or busy"),
+        Some(pid) => anyhow!(
+            "{error}: process {pid} may be busy, or stopped ('kill -CONT {pid}' continues it); 'kill -9 {pid}' ends it, and \
+             its disks are lost"
+        ),
+    }
+}
+
 /// Adds advice to an error of connecting.
-fn with_advice(error: ClientError, is_starting: bool) -> anyhow::Error {
+fn with_advice(error: ClientError, is_starting: bool, directory: Option<&Path>) -> anyhow::Error {
     let advice = match &error {
         ClientError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
             "only root and the user of that server may manage it"
@@ -141,7 +154,7 @@ fn with_advice(error: ClientError, is_starting: bool) -> anyhow::Error {
             "the server that uses this directory is still starting, or its control socket is elsewhere (--control)"
         }
         ClientError::Connect { .. } => "start a server, or give its location with --dir or --control",
-        _ => return error.into(),
+        _ => return unanswered(error, directory),
     };
     anyhow!("{}; {advice}", message(&error.into()))
 }

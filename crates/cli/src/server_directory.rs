@@ -99,6 +99,12 @@ impl Claim {
         is_held
     }
 
+    /// Returns the process that uses the directory. A server that has just started may not have written
+    /// it yet.
+    pub(crate) fn process(&self) -> Option<u32> {
+        process(&self.0).filter(|_| self.is_held())
+    }
+
     /// Waits until no server uses the directory, that is, until the process has exited. Returns
     /// whether this happened within `time`.
     pub(crate) fn wait_until_free(&self, time: Duration) -> bool {
@@ -111,6 +117,13 @@ impl Claim {
         }
         true
     }
+}
+
+/// Returns the process that has signed a lock.
+fn process(lock: &File) -> Option<u32> {
+    let mut owner = String::new();
+    lock.take(LOCK_BYTES).read_to_string(&mut owner).ok()?;
+    owner.trim().parse().ok()
 }
 
 /// Locks a directory for a server. A client that checks whether it is locked holds the lock for
@@ -187,10 +200,7 @@ impl ServerDirectory {
         }
         match lock_exclusively(&lock) {
             Err(Errno::WOULDBLOCK) => {
-                let mut owner = String::new();
-                // A server that has just started may not have written it yet.
-                let _ = (&mut lock).take(32).read_to_string(&mut owner);
-                let process = owner.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+                let process = process(&lock).map_or(String::new(), |pid| format!(" (process {pid})"));
                 bail!("a server already uses {shown}{process}: stop it, or choose another directory with --dir");
             }
             result => result.with_context(|| format!("cannot lock {shown}/{LOCK}"))?,

@@ -20,6 +20,9 @@ use crate::{
 /// Maximum length of an answer: a list of more disks than a server can have.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 
+/// How long a server may take to greet a client, which it does without waiting for any other.
+const GREETING: Duration = Duration::from_secs(10);
+
 /// Reasons why a command has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -45,6 +48,9 @@ pub enum ClientError {
         /// Program version of the server.
         version: String,
     },
+    /// What listens on the path has accepted the connection, or will, but says nothing.
+    #[error("the server on {} does not answer", .0.display())]
+    Silent(PathBuf),
     /// The program that listens is not a pagefold server.
     #[error("{}: not a pagefold server: {what}", path.display())]
     Foreign {
@@ -88,12 +94,15 @@ impl Client {
         let connect = |source| ClientError::Connect { path: path.into(), source };
         let stream = UnixStream::connect(path).map_err(connect)?;
         let mut client = Self { path: path.into(), stream, lines: Lines::default(), time, next_id: 1 };
-        let line = client.line(time).map_err(|error| match error {
-            ClientError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
-                ClientError::Foreign { path: path.into(), what: "no greeting".to_owned() }
+        let line = match client.line(time.min(GREETING)) {
+            Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                return Err(match client.lines.is_empty() {
+                    true => ClientError::Silent(path.into()),
+                    false => client.foreign("no greeting".to_owned()),
+                });
             }
-            error => error,
-        })?;
+            line => line?,
+        };
         let foreign = |error: serde_json::Error| client.foreign(error.to_string());
         let Greeting { name, protocol, version } = serde_json::from_slice(&line).map_err(foreign)?;
         match (name.as_str(), protocol) {

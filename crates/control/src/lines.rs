@@ -60,6 +60,11 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
+    /// Returns whether no data were received that have not been consumed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
     /// Returns the next line without its end, or `None` when the peer sends no more. An
     /// unterminated rest at the end of the stream is a line.
     pub(crate) fn next(&mut self, stream: &UnixStream, bounds: Bounds) -> Result<Option<Vec<u8>>, LineError> {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use pagefold_control::Client;
+use pagefold_control::{Client, ClientError};
 use pagefold_serve::Passed;
 use pagefold_server::{Belongings, Certificates, Config, ServiceManager, Sockets, TakeOverError, Taken};
 use tempfile::TempDir;
@@ -21,6 +21,7 @@ use super::{
     options::{MetricsArg, TlsArg, VsockArg},
 };
 use crate::{
+    peer::unanswered,
     report::misuse,
     server_directory::{self, ServerDirectory},
 };
@@ -91,11 +92,15 @@ impl Place {
 
     /// Asks the server whose options these are to hand itself over.
     pub(super) fn take_over(args: &Args, config: Config) -> anyhow::Result<Taken> {
-        let path = match &args.control {
-            Some(path) => path.clone(),
-            None => server_directory::control_socket(&server_directory::path(args.dir.as_deref())?),
+        let directory = match &args.control {
+            Some(_) => None,
+            None => Some(server_directory::path(args.dir.as_deref())?),
         };
-        let mut client = Client::connect(&path, TIMEOUT).context("there is no server to take over")?;
+        let path = args.control.clone().or_else(|| directory.as_deref().map(server_directory::control_socket));
+        let mut client = Client::connect(&path.unwrap_or_default(), TIMEOUT).map_err(|error| match error {
+            ClientError::Silent(_) => unanswered(error, directory.as_deref()),
+            error => anyhow::Error::from(error).context("there is no server to take over"),
+        })?;
         Taken::from_server(&mut client, config).map_err(|error| match error {
             TakeOverError::NoCertificates => misuse(anyhow!("{error}: give --tls-certificates DIR")),
             error => error.into(),

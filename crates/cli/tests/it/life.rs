@@ -115,6 +115,24 @@ fn a_lock_without_a_server_is_waited_for_while_it_is_held() {
     assert!(message.contains("no server is listening on"), "{message}");
 }
 
+/// A server that is stopped is still a server, whose disks are there.
+#[test]
+fn a_server_that_does_not_answer_is_named_with_its_process() {
+    let server = Server::start(&["--size", "1M"]);
+    server.signal(Signal::STOP);
+    let mut commands = [&["disks"][..], &["stop"], &["serve", "--take-over", "--size", "1M"]]
+        .map(|args| Ended(server.ask(args).stderr(Stdio::piped()).spawn().expect("a start")));
+    // Each waits for an answer, all at the same time.
+    let statuses = commands.each_mut().map(|command| command.0.wait().expect("a child").code());
+    let messages = commands.map(Ended::messages);
+    server.signal(Signal::CONT);
+    let process = format!("does not answer: process {} may be busy", server.pid());
+    for (status, message) in statuses.into_iter().zip(messages) {
+        assert!(status == Some(1) && message.contains(&process) && message.contains("kill -9"), "{message}");
+    }
+    run(&mut server.ask(&["stop"]));
+}
+
 /// A socket that another user may not reach is not reported as one without a server.
 #[test]
 fn a_server_of_another_user_is_not_denied() {

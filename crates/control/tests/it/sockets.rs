@@ -208,8 +208,17 @@ fn a_peer_that_is_not_a_server_is_reported() {
     let fails = |time| Client::connect(&path, time).expect_err("no server");
     assert!(matches!(fails(TIME), ClientError::Connect { .. }));
     let listener = UnixListener::bind(&path).expect("a socket");
-    assert!(matches!(fails(Duration::from_millis(100)), ClientError::Foreign { .. }));
+    assert!(matches!(fails(Duration::from_millis(100)), ClientError::Silent(_)));
     drop(listener.accept());
+    thread::scope(|scope| {
+        let speaks = scope.spawn(|| {
+            let (mut client, _) = listener.accept().expect("a client");
+            client.write_all(b"NBDMAGIC").expect("a greeting");
+            client
+        });
+        assert!(matches!(fails(Duration::from_secs(1)), ClientError::Foreign { .. }));
+        drop(speaks.join());
+    });
     for (greeting, what) in [
         (&b"NBDMAGICIHAVEOPT\0\x03"[..], "not a pagefold server"),
         (b"{\"name\":\"other\",\"protocol\":1,\"version\":\"1\"}\n", "\"other\""),
