@@ -2,7 +2,7 @@
 
 use pagefold_control::{Command, Limited, LimitedConnections};
 
-use super::Asked;
+use super::{Asked, quota::parse_connections};
 use crate::{
     log::{Level, write},
     size,
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     limit: Option<Limit>,
 
     /// Maximum number of simultaneous NBD clients; those that are connected stay
-    #[arg(long, value_name = "N", conflicts_with_all = ["name", "limit"], value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["name", "limit"], value_parser = parse_connections::<u64>)]
     connections: Option<u64>,
 
     #[command(flatten)]

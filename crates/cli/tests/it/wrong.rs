@@ -91,6 +91,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["limit", "a", "some"], &["'some'"]),
     (&["limit", "a", "-1"], &["'-1' is not a size"]),
     (&["limit", "-1"], &["'-1'"]),
+    (&["limit", "--connections", "0"], &["'0'", "not a number of at least 1"]),
     (&["quota", "a"], &["--connections", "--rate"]),
     (&["quota", "a", "--connections", "-1"], &["--connections", "'-1'", "at least 1"]),
     (&["quota", "a", "--rate", "-1M"], &["--rate", "'-1M' is not a size"]),
