@@ -1,6 +1,6 @@
 //! Descriptors that NBD clients leave to the rest of the process.
 //!
-//! The kernel gives the lowest free number, so the number of a new descriptor tells how many the
+//! The kernel gives the lowest free number, so the number of a new descriptor says how many the
 //! process has, whatever they are for:
 //!
 //! ```text

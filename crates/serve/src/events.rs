@@ -311,7 +311,7 @@ impl Events {
         self.advance(number);
     }
 
-    /// Closes the oldest newcomer, whose descriptor and memory others need, and accepts nobody for a
+    /// Closes the oldest newcomer, whose descriptor and memory others need, and accepts no client for a
     /// while.
     fn pause_for_system(&mut self) {
         self.close_oldest();
