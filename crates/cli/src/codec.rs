@@ -8,6 +8,11 @@ use pagefold_codec::{Codec, by_name, cluster::ClusterCodec};
 /// Codecs that `pack --codec` accepts.
 const CLUSTER_CODECS: &str = "lz4, lz4hc[,1-12], zstd[,-7-22], deflate[,1-12], lzma[,0-9], none";
 
+/// Returns their names without levels.
+pub(crate) fn cluster_families() -> impl Iterator<Item = &'static str> {
+    CLUSTER_CODECS.split(", ").filter_map(|name| name.split('[').next())
+}
+
 /// Splits a codec's name into its family and the level or variant.
 fn split(text: &str) -> (&str, Option<&str>) {
     match text.split_once([',', '-']) {

@@ -3,12 +3,13 @@
 use std::{fs, io::Write, path::PathBuf};
 
 use anyhow::Context;
-use clap::builder::StyledStr;
+use clap::builder::{PossibleValuesParser, StyledStr};
 use clap_complete::Shell;
 use clap_mangen::Man;
+use pagefold_codec::NAMES;
 use pagefold_output::{Inputs, NewFile, Written};
 
-use crate::{destination::remove_on_signals, output::output};
+use crate::{codec, destination::remove_on_signals, output::output};
 
 /// Print shell completions
 #[derive(clap::Args)]
@@ -51,9 +52,18 @@ fn without_hidden(command: &clap::Command) -> clap::Command {
         .about(command.get_about().cloned().unwrap_or_default())
         .version(owned(command.get_version().unwrap_or_default()))
         .visible_aliases(command.get_visible_aliases().map(owned))
-        .args(command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned())
+        .args(command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned().map(|arg| with_codecs(command, arg)))
         .subcommands(command.get_subcommands().filter(|found| !found.is_hide_set()).map(without_hidden))
         .propagate_version(true)
+}
+
+/// Returns an argument with the names of codecs as values if it takes one. Levels may follow.
+fn with_codecs(command: &clap::Command, arg: clap::Arg) -> clap::Arg {
+    match (command.get_name(), arg.get_id().as_str()) {
+        ("pack", "codec") => arg.value_parser(PossibleValuesParser::new(codec::cluster_families())),
+        ("serve", "codec") => arg.value_parser(PossibleValuesParser::new(NAMES)),
+        _ => arg,
+    }
 }
 
 /// Returns the definition with each command's and option's other names where the help has them.
@@ -118,7 +128,9 @@ fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
         });
     let mut text = Vec::new();
     Man::new(command).render(&mut text).context("cannot make the page")?;
-    Ok(text)
+    let text = String::from_utf8(text).context("cannot make the page")?;
+    // The texts below the options: examples and explanations.
+    Ok(text.replace("\n.SH EXTRA\n", "\n.SH NOTES\n").into_bytes())
 }
 
 fn print(text: &[u8]) -> anyhow::Result<()> {
@@ -150,6 +162,7 @@ pub(crate) mod tests {
                 assert!(!has, "{shell}: {name}");
             }
             assert!(text.contains("memory-limit"), "{shell}");
+            assert!(["lz4hc", "deflate", "pleat"].iter().all(|codec| text.contains(codec)), "{shell}");
         }
         let text = |command: &clap::Command| {
             let text = String::from_utf8(page(command.clone()).expect("a page")).expect("text");
@@ -157,6 +170,7 @@ pub(crate) mod tests {
         };
         for command in commands() {
             let (page, help) = (text(command), command.clone().render_long_help().to_string());
+            assert!(!page.contains("EXTRA"), "{}", command.get_name());
             let aliases = command.get_visible_aliases().map(str::to_owned);
             let options = command.get_arguments().filter_map(clap::Arg::get_visible_aliases).flatten();
             for name in aliases.chain(options.map(|name| format!("--{name}"))) {

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
     estimate::{Estimate, Limits},
-    stratum::{LongFiles, PAGE_BYTES, Stratum},
+    stratum::{LongFiles, PAGE_BYTES, Pieces, Stratum},
 };
 
 /// Pieces of data in each image that measures the cost of zeros.
@@ -75,15 +75,15 @@ pub(super) struct Zeros {
 /// The cost of zeros in short files, in which pieces of data cannot share clusters.
 #[derive(Clone, Copy, Debug)]
 struct ShortFiles {
-    zeros_bytes: u64,
-    /// The least and the most that the zeros of a file have cost.
+    like: Pieces,
+    /// The least and the most that the zeros after a piece have cost.
     costs: [f64; 2],
 }
 
 impl Zeros {
-    /// Packs pieces of text with zeros between them, and without; and if files with this many bytes of
-    /// zeros are typical, such files.
-    pub(super) fn measure(options: &BuildOptions, of_files: Option<u64>) -> anyhow::Result<Self> {
+    /// Packs pieces of text with zeros between them, and without; and if files with such pieces are
+    /// typical, some of these.
+    pub(super) fn measure(options: &BuildOptions, of_files: Option<Pieces>) -> anyhow::Result<Self> {
         let runs =
             CASES.map(|(piece_bytes, zeros_bytes)| Ok((zeros_bytes as f64, run(piece_bytes, zeros_bytes, options)?)));
         let runs: Vec<(f64, f64)> = runs.into_iter().collect::<anyhow::Result<_>>()?;
@@ -93,7 +93,7 @@ impl Zeros {
         let rates = runs.iter().map(|(len, cost)| ((cost - per_run) / len).max(0.0));
         let [least, most] = rates.fold([per_byte; 2], |[least, most], rate| [least.min(rate), most.max(rate)]);
         let most_of_cluster = f64::from(options.pcluster_bytes).min(MOST_OF_ZEROS);
-        let short_files = of_files.map(|zeros_bytes| ShortFiles::measure(zeros_bytes, options)).transpose()?;
+        let short_files = of_files.map(|pieces| ShortFiles::measure(pieces, options)).transpose()?;
         Ok(Self { per_run, per_byte, rates: [least, most], most_of_cluster, short_files })
     }
 
@@ -134,22 +134,23 @@ impl Zeros {
 }
 
 impl ShortFiles {
-    fn measure(zeros_bytes: u64, options: &BuildOptions) -> anyhow::Result<Self> {
-        let alone = short_file([0, 0], options)?;
+    fn measure(like: Pieces, options: &BuildOptions) -> anyhow::Result<Self> {
+        let Pieces { count, zeros_bytes } = like;
+        let alone = short_file(Pieces { count: 1, zeros_bytes: 0 }, 0, options)?;
         let mut costs = [f64::MAX, 0.0];
         for quarters in QUARTERS_BEFORE {
             let before = zeros_bytes * quarters / 4 / PAGE_BYTES * PAGE_BYTES;
-            let bytes = short_file([before, zeros_bytes], options)? - alone;
+            let bytes = short_file(like, before, options)? / count as f64 - alone;
             costs = [costs[0].min(bytes), costs[1].max(bytes)];
         }
-        Ok(Self { zeros_bytes, costs })
+        Ok(Self { like, costs })
     }
 
     /// Returns the size of this many runs of zeros, each in a file of its own.
     fn cost(self, runs: f64, bytes: Estimate) -> Estimate {
         let [least, most] = self.costs;
         let doubt = runs * (most - least) / 2.0;
-        bytes.scaled(f64::midpoint(least, most) / self.zeros_bytes as f64)
+        bytes.scaled(f64::midpoint(least, most) / self.like.zeros_bytes as f64)
             + Estimate::doubt([doubt; 2])
             + self.rounding(runs)
     }
@@ -193,19 +194,20 @@ fn run(piece_bytes: u64, zeros_bytes: u64, options: &BuildOptions) -> anyhow::Re
     Ok((added as f64 - alone as f64) / PIECES as f64)
 }
 
-/// Returns the bytes of a file with a piece of text and zeros, of which the first number are before it,
-/// among others like it: their inodes leave gaps in blocks.
-fn short_file([before, zeros]: [u64; 2], options: &BuildOptions) -> anyhow::Result<f64> {
+/// Returns the bytes of a file with pieces of text and zeros, of which `before` precede the first, among
+/// others like it: their inodes leave gaps in blocks.
+fn short_file(pieces: Pieces, before: u64, options: &BuildOptions) -> anyhow::Result<f64> {
+    let every = SHORT_PIECE_BYTES + pieces.zeros_bytes;
     let content = memory_file()?;
     content.write_all_at(&text(SHORT_PIECE_BYTES as usize), 0)?;
     let content = Arc::new(content);
     let of_files = |count: u64| -> anyhow::Result<f64> {
         let mut tree = empty_tree();
         for number in 0..count {
-            let piece = Span { at: before, len: SHORT_PIECE_BYTES, source: 0 };
+            let span = |piece: u64| Span { at: before + piece * every, len: SHORT_PIECE_BYTES, source: 0 };
             let kind = NodeKind::Regular {
-                content: Content::Spans(Arc::clone(&content), [piece].into()),
-                size: SHORT_PIECE_BYTES + zeros,
+                content: Content::Spans(Arc::clone(&content), (0..pieces.count).map(span).collect()),
+                size: pieces.count * every,
             };
             tree.add(tree.root(), number.to_string().as_bytes(), node(kind))?;
         }

@@ -31,7 +31,7 @@ use super::{
     input::{Input, InputKind},
     order::spread,
     pages::Pages,
-    stratum::{Batch, Batches, PAGE_BYTES, Stratum, Then, UNIT_BYTES, Unit},
+    stratum::{Batch, Batches, PAGE_BYTES, Pieces, Stratum, Then, UNIT_BYTES, Unit},
     times::{p99, processor_time},
 };
 use crate::codec;
@@ -148,7 +148,7 @@ pub(super) fn measure(
     }
     let has_zeros = input.hole_bytes > 0 || input.strata.iter().any(Stratum::may_have_zeros);
     if has_zeros {
-        let of_files = input.strata.iter().find_map(Stratum::zeros_of_short_files);
+        let of_files = input.strata.iter().find_map(Stratum::pieces_of_short_files);
         let zeros = measure_zeros(&choices, of_files, end, threads)?;
         for (choice, zeros) in choices.iter_mut().zip(zeros) {
             choice.zeros = zeros;
@@ -203,7 +203,7 @@ pub(super) fn measure(
 /// Measures the cost of zeros for each choice, until `end`.
 fn measure_zeros(
     choices: &[Choice<'_>],
-    of_files: Option<u64>,
+    of_files: Option<Pieces>,
     end: Deadline<'_>,
     threads: usize,
 ) -> anyhow::Result<Vec<Option<Zeros>>> {

@@ -21,6 +21,9 @@ mod walk;
 
 use std::{io::Write, path::PathBuf, thread, time::Duration};
 
+use anyhow::Context;
+use pagefold_server::default_limit_bytes;
+
 use self::{clock::Clock, codecs::Bench, report::Report, verdict::Verdict};
 use crate::{output::output, size};
 
@@ -66,18 +69,25 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 
-    /// Memory available for forks [default: the available memory of this machine]
+    /// Memory available for forks [default: the default limit of 'serve', half of the machine or cgroup]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
 
     /// Maximum number of bytes to sample, once for the pages and once for each kind of image
     /// [default: as many as the time allows]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     sample: Option<u64>,
 
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
+}
+
+fn some_bytes(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        0 => Err("a sample has at least one byte".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -93,7 +103,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn measure(args: &Args, clock: &Clock) -> anyhow::Result<(Report, Verdict)> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    let memory_bytes = args.memory.map_or_else(process::available_bytes, Ok)?;
+    let memory_bytes = args
+        .memory
+        .or_else(default_limit_bytes)
+        .context("the system does not say how much memory it has: give --memory")?;
     let mut input = match (&args.path, args.pid) {
         (Some(path), _) => walk::look_at(path, [clock.until(LIST_END), clock.until(MAP_END)], threads)?,
         (None, pid) => process::look_at(pid.unwrap_or_default(), clock.until(MAP_END))?,

@@ -12,10 +12,9 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 use pagefold_erofs::Span;
-use pagefold_server::meminfo_bytes;
-use rustix::param::page_size;
+use rustix::{param::page_size, process::geteuid};
 
 use super::{
     clock::Deadline,
@@ -94,12 +93,17 @@ fn explain(pid: u32, error: io::Error) -> anyhow::Error {
     if !is_denied(&error) {
         return anyhow::Error::new(error).context(format!("reading the memory of process {pid}"));
     }
-    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let scope = match scope.trim() {
-        "" | "0" => String::new(),
-        scope => format!(" (kernel.yama.ptrace_scope is {scope}, which allows it only to root)"),
+    let advice = if geteuid().is_root() {
+        "root needs CAP_SYS_PTRACE for it, which this process lacks, or a security module forbids it".to_owned()
+    } else {
+        let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+        let scope = match scope.trim() {
+            "" | "0" => String::new(),
+            scope => format!(" (kernel.yama.ptrace_scope is {scope})"),
+        };
+        format!("run this as root, or with CAP_SYS_PTRACE{scope}")
     };
-    anyhow!("reading the memory of process {pid}: permission denied{scope}; run this as root, or with CAP_SYS_PTRACE")
+    anyhow!("reading the memory of process {pid}: permission denied; {advice}")
 }
 
 /// Adds the pages of a mapping that belong to the process alone. Returns `false` if the time is
@@ -197,12 +201,6 @@ fn mapping(range: &str, rest: &str) -> Option<Mapping> {
         special: ["[vvar", "[vdso", "[vsyscall"].iter().any(|start| path.starts_with(start))
             || path.starts_with("/dev/") && !in_memory,
     })
-}
-
-/// Returns the memory available to a new process without swapping.
-pub(super) fn available_bytes() -> anyhow::Result<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
-    meminfo_bytes(&meminfo, "MemAvailable").context("/proc/meminfo has no MemAvailable: give --memory")
 }
 
 #[cfg(test)]

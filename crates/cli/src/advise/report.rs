@@ -21,7 +21,9 @@ impl Report {
 
     /// Returns the bytes that are neither holes nor zeros that were found by scanning.
     pub(super) fn data_bytes(&self) -> Estimate {
-        self.input.strata.iter().map(Stratum::data_bytes).sum()
+        let in_pages: Estimate = self.input.strata.iter().map(Stratum::data_bytes).sum();
+        // The last page of a file is only partly data.
+        in_pages.bounded([0.0, self.input.sampled_bytes() as f64])
     }
 
     /// Returns the number of pages that were read, zeros that were found by scanning included.

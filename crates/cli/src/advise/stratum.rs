@@ -23,6 +23,9 @@ pub(super) const PAGE_BYTES: u64 = 4096;
 /// many units to be spread over a file.
 pub(super) const UNIT_BYTES: u64 = 1 << 20;
 
+/// With more pieces in a file, the cost of the zeros after each hardly changes.
+const MOST_PIECES: u64 = 16;
+
 /// Zeros up to this length have costs in files of their own that differ from those in a large file.
 const SHORT_ZEROS_BYTES: u64 = 8 << 20;
 
@@ -151,6 +154,13 @@ pub(super) enum LongFiles {
     Some,
     /// All, and each is known to have little data.
     NearlyEmpty,
+}
+
+/// Pieces of data in a file, and the bytes of zeros after each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pieces {
+    pub(super) count: u64,
+    pub(super) zeros_bytes: u64,
 }
 
 /// Units of files with similar sizes.
@@ -301,13 +311,16 @@ impl Stratum {
         (files.len() as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64).min(all as f64)
     }
 
-    /// Returns the likely bytes of zeros after each piece of data, in whole pages, if they are in
-    /// several files and short.
-    pub(super) fn zeros_of_short_files(&self) -> Option<u64> {
+    /// Returns the likely pieces of data in each file, with the zeros after each in whole pages, if they
+    /// are in several files and short.
+    pub(super) fn pieces_of_short_files(&self) -> Option<Pieces> {
         let zeros = self.hole_bytes as f64 + (self.pages * PAGE_BYTES) as f64 - self.data_bytes().value;
         let mean_bytes = (zeros / self.data_ends()) as u64;
         let is_short = self.is_scanned() && (PAGE_BYTES..=SHORT_ZEROS_BYTES).contains(&mean_bytes);
-        (is_short && self.data_files() > 1.0).then(|| mean_bytes / PAGE_BYTES * PAGE_BYTES)
+        (is_short && self.data_files() > 1.0).then(|| Pieces {
+            count: ((self.data_ends() / self.data_files()).round() as u64).clamp(1, MOST_PIECES),
+            zeros_bytes: mean_bytes / PAGE_BYTES * PAGE_BYTES,
+        })
     }
 
     /// Returns the bytes of zeros that scanning finds before and after the data of units. Zeros

@@ -51,8 +51,9 @@ fn head(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let bytes = size::show(input.bytes());
     match input.kind {
         InputKind::Directory => {
-            let (files, directories) = (input.names.files, input.names.directories);
-            write!(out, "{name}: {bytes} in {files} files and {directories} directories")?;
+            let files = counted(input.names.files, "file", "files");
+            let directories = counted(input.names.directories, "directory", "directories");
+            write!(out, "{name}: {bytes} in {files} and {directories}")?;
         }
         InputKind::File => write!(out, "{name}: a file of {bytes}")?,
         InputKind::Device => write!(out, "{name}: a device of {bytes}")?,
@@ -80,6 +81,10 @@ fn head(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// Writes how much of the data was sampled.
@@ -183,7 +188,7 @@ fn memory(out: &mut dyn Write, report: &Report) -> io::Result<()> {
                 let between = between(figure);
                 writeln!(out, "  {name:>4} changed  {:>10} each  {between:<20} {count:>10} fit", bytes(figure))?;
             }
-            None => writeln!(out, "  {name:>4} changed  {UNKNOWN:>10}")?,
+            None => writeln!(out, "  {name:>4} changed  no time was left to measure it")?,
         }
     }
     Ok(())

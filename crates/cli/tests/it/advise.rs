@@ -131,6 +131,17 @@ fn forks_without_changes_take_what_is_forecast() {
     assert!(each.abs_diff(forecast) <= forecast / 50, "{each} {forecast}");
 }
 
+#[test]
+fn the_memory_for_forks_is_the_default_limit_of_a_server() {
+    let folder = TempDir::new().expect("a folder");
+    let file = path(&folder, "file");
+    fs::write(&file, "a\n").expect("room");
+    let server = Server::start(&["--size", "1M"]);
+    let advice = advise(&[&file]);
+    assert_eq!(advice.figure("forks", "memory_bytes"), server.total("limit_bytes"));
+    assert_eq!(advice.figure("input", "data_bytes"), 2);
+}
+
 /// Returns inputs of several kinds, each in one file.
 fn kinds() -> Vec<(&'static str, Vec<u8>)> {
     let noise = &mut Noise(88);
@@ -162,7 +173,7 @@ fn forecasts_hold_for_files() {
         fs::write(&file, bytes).expect("room");
         let (memory, image) = (served_bytes(&file, &nbdcopy), packed_bytes(&folder, &file, "lz4", "4K"));
         let small = packed_bytes(&folder, &file, "zstd,3", "64K");
-        for args in [&[&*file][..], &[&*file, "--sample", SAMPLE], &[&*file, "--sample", "0"]] {
+        for args in [&[&*file][..], &[&*file, "--sample", SAMPLE], &[&*file, "--sample", "1"]] {
             let advice = advise(args);
             assert_eq!(advice.figure("input", "bytes"), WHOLE_BYTES as u64);
             advice.holds(name, "disk", "spent_bytes", memory);
@@ -480,6 +491,7 @@ fn permission_is_asked_for() {
     let message = run_to_fail(&mut as_other(&["advise", "--pid", &own]));
     assert!(message.contains("permission denied") && message.contains("CAP_SYS_PTRACE"), "{message}");
     let report = run(&mut as_other(&["advise", &path(&folder, "tree")]));
+    assert!(report.contains(" in 2 files and 1 directory\n"), "{report}");
     assert!(report.contains("Left out: 2 items that could not be read"), "{report}");
     assert!(report.contains("--skip-unreadable"), "{report}");
 }
