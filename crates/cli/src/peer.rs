@@ -150,6 +150,13 @@ fn with_advice(error: ClientError, is_starting: bool, directory: Option<&Path>) 
         ClientError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
             "only root and the user of that server may manage it"
         }
+        ClientError::Connect { source, path } if source.kind() == ErrorKind::InvalidInput => {
+            let len = path.as_os_str().len();
+            return anyhow!(
+                "the path of the socket {} has {len} bytes, the maximum is 107: choose a shorter one (--dir, --control)",
+                path.display()
+            );
+        }
         ClientError::Connect { .. } if is_starting => {
             "the server that uses this directory is still starting, or its control socket is elsewhere (--control)"
         }

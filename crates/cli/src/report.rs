@@ -10,11 +10,17 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     let end = ["\nUsage:", "\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
     let text = &text[..end.unwrap_or(text.len())];
     let lines = text.strip_prefix("error: ").unwrap_or(text).lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut said = String::new();
+    for line in lines {
+        match line.strip_prefix("tip: ") {
+            // It is rarely a value.
+            Some(tip) if tip.starts_with("to pass ") => {}
+            Some(tip) => said += &format!("; {tip}"),
+            None => said += &format!("{}{line}", if said.is_empty() { "" } else { " " }),
+        }
+    }
     // The standard library's words.
-    lines
-        .collect::<Vec<_>>()
-        .join(" ")
-        .replace("invalid digit found in string", "expected a whole number of at least 0")
+    said.replace("invalid digit found in string", "expected a whole number of at least 0")
 }
 
 /// An impossible request on the command line. The exit status is the one that clap uses for an

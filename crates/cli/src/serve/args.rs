@@ -1,6 +1,7 @@
 //! The command line of `pagefold serve`.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fs, io,
     net::SocketAddr,
@@ -299,7 +300,17 @@ impl Args {
         if !self.devices.is_empty() && self.files.len() > 1 {
             return Err(misuse(anyhow!("--device is for a single FILE: add the others with 'pagefold add'")));
         }
-        self.files.iter().map(file).collect()
+        let files: Vec<BaseFile> = self.files.iter().map(file).collect::<anyhow::Result<_>>()?;
+        let disks = self.disks();
+        let mut names = BTreeSet::new();
+        for name in disks.iter().map(|disk| &disk.name).chain(files.iter().map(|file| &file.name)) {
+            if !names.insert(name) {
+                let what =
+                    anyhow!("the name '{name}' is already that of another disk here: choose another (NAME=FILE)");
+                return Err(misuse(what));
+            }
+        }
+        Ok(files)
     }
 
     /// Returns the server's configuration.

@@ -66,6 +66,9 @@ pub(crate) fn parse_base(text: OsString, format: Option<Format>) -> Result<BaseF
     let name = name.ok_or_else(|| {
         format!("'{0}' does not contain a name for the disk: write NAME={0}", shown(Path::new(&text)))
     })?;
+    if image.as_os_str().is_empty() {
+        return Err(format!("'{}' does not name a file: write NAME=FILE", shown(Path::new(&text))));
+    }
     let path = pagefold_storage::absolute(&image).map_err(|error| format!("'{}': {error}", shown(&image)))?;
     Ok(BaseFile { name, path, inside, devices: Vec::new(), format })
 }
