@@ -93,7 +93,13 @@ impl Disk {
 /// Returns the name of the only file in an EROFS image.
 fn only_name(path: &Path, storage: &Arc<dyn Storage>) -> Result<Vec<u8>> {
     let shown = || path.display().to_string();
-    let image = Image::open(Arc::clone(storage)).within(shown)?;
+    let image = match Image::open(Arc::clone(storage)) {
+        Err(pagefold_erofs::Error::Devices(what)) => refuse!(
+            "{0}: {what}: 'pagefold serve --device DEVICE {0}' serves the disk in it, and 'pagefold freeze' packs all of it",
+            shown()
+        ),
+        image => image.within(shown)?,
+    };
     let root = image.root().within(shown)?;
     let mut entries =
         image.read_dir(&root).within(shown)?.into_iter().filter(|entry| !matches!(&*entry.name, b"." | b".."));

@@ -370,6 +370,11 @@ fn an_image_can_refer_to_its_base() {
         let bytes = |name: &str| fs::metadata(frozen.at(name)).expect("an image").len();
         assert!(bytes("delta.erofs") * 8 < bytes("base.erofs"), "{pack:?}: {} bytes", bytes("delta.erofs"));
         run(pagefold().arg("check").arg(frozen.at("delta.erofs")).arg("--device").arg(frozen.at("base.erofs")));
+        let message =
+            run_to_fail(pagefold().arg("pack").arg(frozen.at("delta.erofs")).arg("-o").arg(frozen.at("whole")));
+        for words in ["needs 1 other device", "pagefold serve --device", "pagefold freeze"] {
+            assert!(message.contains(words), "{message}");
+        }
         frozen.ask(&["add", "again", "--base", "delta.erofs", "--device", "base.erofs"]);
         assert!(frozen.content("again") == expected, "{pack:?}");
 
