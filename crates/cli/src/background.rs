@@ -9,6 +9,7 @@ use std::{
     fs::OpenOptions,
     io::{self, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
+    path::Path,
     process::{Command, ExitCode, Stdio},
     sync::mpsc,
     thread,
@@ -40,7 +41,11 @@ pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .context("cannot start the background process")?;
+        .with_context(|| {
+            let missing = ["/proc/self/exe", "/dev/null"].into_iter().find(|path| !Path::new(path).exists());
+            let why = missing.map_or_else(String::new, |path| format!(": there is no {path} here"));
+            format!("cannot start the background process{why}")
+        })?;
     let (out, error) = (second.stdout.take(), second.stderr.take());
     let (sender, all_passed_on) = mpsc::channel::<()>();
     let pass_on = move || {
