@@ -475,7 +475,7 @@ fn archives_of_which_a_part_would_be_left_out_are_refused() {
     let error = names_of(&[one(), two()[..100].to_vec()]).unwrap_err();
     assert_eq!(error, "byte 1024: the archive ends inside a header");
     let error = names_of(&[b"some text\n".to_vec()]).unwrap_err();
-    assert_eq!(error, "byte 0: it ends inside the first header; is this a tar archive?");
+    assert_eq!(error, "byte 0: the archive ends inside the first header; is this a tar archive?");
     let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 600, b"abc")]).unwrap_err();
     assert_eq!(error, "././@LongLink: the archive ends inside it");
     let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 3, b"abc")]).unwrap_err();

@@ -232,7 +232,7 @@ impl<'a> Members<'a> {
         let mut bytes = [0; BLOCK as usize];
         self.archive.read_exact_at(&mut bytes, self.at).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof if self.at == 0 => {
-                self.here("it ends inside the first header; is this a tar archive?")
+                self.here("the archive ends inside the first header; is this a tar archive?")
             }
             io::ErrorKind::UnexpectedEof => self.here("the archive ends inside a header"),
             _ => Error::io("reading the archive")(error),
