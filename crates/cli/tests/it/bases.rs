@@ -97,7 +97,7 @@ fn doubtful_files_are_refused_before_anything_is_served() {
     let line = refused(&[text(&written)]);
     assert!(line.contains("contains an EROFS image, but its name"), "{line}");
     let line = refused(&[text(&image), text(&image)]);
-    assert!(line.contains("a disk named 'debian' already exists"), "{line}");
+    assert!(line.contains("the name 'debian' is already that of another disk"), "{line}");
     let line = refused(&[&format!("{}:/none", image.display())]);
     assert!(line.contains("no such file in the image: /none"), "{line}");
     assert!(refused(&[text(&image), "--format", "vmdk"]).contains("unknown format 'vmdk'"));
