@@ -16,17 +16,17 @@ pub(crate) fn output() -> BufWriter<Output> {
 
 /// Returns whether the error means that the output has no reader anymore, which is not a failure.
 pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
-        error.kind() == ErrorKind::BrokenPipe && error.get_ref().is_some_and(|inner| inner.is::<OutputError>())
-    })
+    lost(error).is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
 /// Returns whether the error is one of writing to standard output.
 pub(crate) fn is_lost(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<io::Error>())
-        .any(|error| error.get_ref().is_some_and(|inner| inner.is::<OutputError>()))
+    lost(error).is_some()
+}
+
+fn lost(error: &anyhow::Error) -> Option<&io::Error> {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.find(|error| error.get_ref().is_some_and(|inner| inner.is::<OutputError>()))
 }
 
 /// Standard output. If it was closed at the start, the first write fails.

@@ -34,7 +34,7 @@ const PENDING_BYTES: usize = 1 << 20;
 /// The maximum size of a write in bytes. For longer writes, Linux's page cache allocates larger
 /// folios. In a virtual machine, the host often has not backed these with memory yet, and one write
 /// of 1 MiB took 3 to 4 times as long as four of this size.
-const WRITE_BYTES: usize = 256 << 10;
+pub(super) const WRITE_BYTES: usize = 256 << 10;
 
 /// The maximum number of gaps that are kept for chunks. The longest ones are kept. Each chunk scans
 /// all of them.

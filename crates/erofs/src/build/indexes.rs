@@ -274,8 +274,8 @@ impl Indexes {
         Ok(())
     }
 
-    /// Calls `sink` with all packs. Stops and returns false if a pack cannot express the addresses of
-    /// its heads.
+    /// Calls `sink` with all packs, or with those before the first that cannot express the addresses of
+    /// its heads. Returns whether that was all.
     fn write_packs(&self, log: &ExtentLog, sink: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         let layout = self.layout();
         let four = PackFormat::four_bytes(self.style.block_bits);

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::blocks::WRITE_BYTES;
 use super::data::{Data, FileData};
 use super::directory::Target;
 use super::extents::ExtentLog;
@@ -22,9 +23,6 @@ use crate::format::{
     SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type,
     incompat, mode,
 };
-
-/// Bytes that are collected before they are written.
-const PENDING_BYTES: usize = 1 << 20;
 
 /// An inode's layout and the data that follows it, except for bytes that depend on nids.
 struct Record {
@@ -329,7 +327,7 @@ impl Back<'_> {
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.pending.extend_from_slice(bytes);
         self.at += bytes.len() as u64;
-        if self.pending.len() >= PENDING_BYTES { self.write() } else { Ok(()) }
+        if self.pending.len() >= WRITE_BYTES { self.write() } else { Ok(()) }
     }
 
     /// Adds zeros up to the offset `to`.
