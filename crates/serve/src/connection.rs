@@ -294,6 +294,11 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         }
     }
 
+    /// Returns whether threads run requests.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.client.is_busy()
+    }
+
     /// Returns what another server needs to continue a resting connection, which no thread uses.
     pub(crate) fn hand_over<R>(&self, read: impl FnOnce(&Arc<T>, &Session, &Parked, &[u8]) -> R) -> R {
         read(&self.transport, &self.session, &self.parked(), &self.sending().bytes)

@@ -190,13 +190,10 @@ impl Events {
         } else if self.newcomers.contains_key(&number) {
             self.advance(number);
         } else {
-            let rester = self.control.resting.lock().all.remove(&number);
-            if let Some(Rester { connection, .. }) = rester {
-                if connection.transport().has_data() {
-                    self.ready.push_back((number, connection));
-                } else {
-                    connection.end(true);
-                }
+            match self.control.resting.take_reported(number) {
+                Some((connection, true)) => self.ready.push_back((number, connection)),
+                Some((connection, false)) => connection.end(true),
+                None => {}
             }
         }
     }
@@ -640,7 +637,7 @@ impl Events {
         let resting = std::mem::take(&mut state.all);
         drop(state);
         for (number, Rester { connection, .. }) in resting {
-            if connection.transport().has_data() {
+            if connection.is_parked() || connection.transport().has_data() {
                 self.ready.push_back((number, connection));
             } else {
                 connection.end(true);

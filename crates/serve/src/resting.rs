@@ -15,12 +15,16 @@ use crate::{
     connection::{Connection, Keeper},
     listen::Listener,
     stream::Stream,
+    transport::Transport,
 };
 
 /// The number under which the eventfd is watched. Listeners have the numbers below, from
 /// [`LEAST_LISTENER`] on; connections count from 0 and never reach them.
 pub(crate) const WAKE: u64 = u64::MAX;
 pub(crate) const LEAST_LISTENER: u64 = 1 << 63;
+
+/// What ends the rest of a connection.
+const DATA_OR_END: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
 /// Connections that rest, and the epoll that watches them.
 pub(crate) struct Resting<G> {
@@ -72,11 +76,28 @@ impl<G: Keeper<Stream>> Resting<G> {
             return false;
         }
         // Under the lock, so that no event finds the connection missing.
-        let watched = self.watch(number, connection.transport(), EventFlags::IN | EventFlags::RDHUP);
+        let watched = self.watch(number, connection.transport(), DATA_OR_END);
         if watched.is_ok() {
             state.all.insert(number, Rester { connection: Arc::clone(connection), ends: None });
         }
         watched.is_ok()
+    }
+
+    /// Takes a connection for whose socket there was an event. Returns it with whether it has to work;
+    /// otherwise, its peer has left and waits for nothing. If neither is true, returns `None` and
+    /// lets it rest: the event may be from before it began to rest, because a connection that was
+    /// [taken without one](Self::take_parked) is still watched while it works.
+    pub(crate) fn take_reported(&self, number: u64) -> Option<(Arc<Connection<Stream, G>>, bool)> {
+        let mut state = self.lock();
+        let connection = &state.all.get(&number)?.connection;
+        let stream = connection.transport();
+        // Before the data: after the end, none arrive.
+        let has_ended = stream.has_ended();
+        let has_work = connection.is_parked() || connection.is_busy() || stream.has_data();
+        if !has_work && !has_ended && self.watch(number, stream, DATA_OR_END).is_ok() {
+            return None;
+        }
+        state.all.remove(&number).map(|rester| (rester.connection, has_work))
     }
 
     /// Ends resting: returns the resting connections, and accepts no more of them.
@@ -113,4 +134,153 @@ impl<G: Keeper<Stream>> Resting<G> {
 /// Converts the number of a socket to that under which it is watched, and back.
 pub(crate) fn listener_number(number: u64) -> u64 {
     WAKE - 1 - number
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
+
+    use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
+    use pagefold_executor::{Executor, Export, Memory};
+    use rustix::{
+        buffer::spare_capacity,
+        event::{EventfdFlags, eventfd},
+    };
+
+    use super::*;
+    use crate::{
+        Limits,
+        connection::{Common, Parked},
+        protocol::Headers,
+        session::Session,
+        transport::{Socket, at_most_a_day},
+    };
+
+    struct Nothing;
+
+    impl BlockDevice for Nothing {
+        fn size_bytes(&self) -> u64 {
+            0
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn flush(&self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn discard(&self, _: u64, _: u64) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn extents(&self, _: u64, _: u64, _: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+
+    struct Keeps;
+
+    impl Keeper<Stream> for Keeps {
+        const RESTS: bool = true;
+
+        fn watch(_: &Arc<Connection<Stream, Self>>) -> bool {
+            true
+        }
+
+        fn nudge(&self) {}
+    }
+
+    /// Connections that rest under their numbers, with the other ends of their sockets.
+    struct World {
+        resting: Resting<Keeps>,
+        peers: Vec<UnixStream>,
+    }
+
+    impl World {
+        fn of(connections: u64) -> Self {
+            let wake = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+            let resting = Resting::new(&wake).expect("an epoll");
+            let memory = Memory::new(1 << 20, None);
+            let common = Common::new(Limits::default(), Arc::new(Executor::new(1, memory)));
+            let export = Export::new("disk", Arc::new(Nothing));
+            let peers = (0..connections).map(|number| {
+                let (ours, theirs) = UnixStream::pair().expect("a pair");
+                let stream = Stream::new(Socket::new(ours));
+                resting.add_stream(EventData::new_u64(number), &stream).expect("watched");
+                let access = export.reopen().expect("an export");
+                let session = Session { access, headers: Headers::Simple, contexts: Vec::new() };
+                let connection = Connection::new(Arc::new(stream), session, Arc::clone(&common), Keeps);
+                assert!(resting.add(number, &connection));
+                theirs
+            });
+            let peers = peers.collect();
+            Self { resting, peers }
+        }
+
+        /// Returns the numbers for which there are events.
+        fn events(&self) -> Vec<u64> {
+            let mut events: Vec<epoll::Event> = Vec::with_capacity(16);
+            let now = at_most_a_day(Duration::ZERO);
+            epoll::wait(&self.resting.epoll, spare_capacity(&mut events), Some(&now)).expect("events");
+            events.iter().map(|event| event.data.u64()).collect()
+        }
+
+        fn park(&self, number: u64) {
+            let input = vec![1];
+            let parked = Parked { input, ..Parked::default() };
+            self.resting.lock().all[&number].connection.adopt(parked, Vec::new());
+        }
+
+        /// Returns whether the connection that was reported has to work.
+        fn take(&self, number: u64) -> Option<bool> {
+            self.resting.take_reported(number).map(|(_, has_work)| has_work)
+        }
+    }
+
+    #[test]
+    fn an_event_from_before_it_rested_ends_no_connection() {
+        let mut world = World::of(1);
+        // It continues because it is parked, and is still watched.
+        world.park(0);
+        let [(0, connection)] = &world.resting.take_parked()[..] else { panic!("not parked") };
+        world.peers[0].write_all(&[7]).expect("sent");
+        let events = world.events();
+        assert_eq!(events, [0], "it is not watched while it works");
+        // Before the event is handled, it receives the data and rests.
+        assert_eq!(connection.transport().recv(&mut [0; 8]).expect("received"), 1);
+        connection.adopt(Parked::default(), Vec::new());
+        assert!(world.resting.add(0, connection));
+        assert_eq!(world.take(0), None);
+        assert_eq!(world.resting.connections().len(), 1, "it does not rest any more");
+        assert_eq!(world.events(), [0; 0]);
+        world.peers[0].write_all(&[7]).expect("sent");
+        assert_eq!(world.events(), [0]);
+        assert_eq!(world.take(0), Some(true));
+        assert_eq!(world.take(0), None, "it works");
+    }
+
+    #[test]
+    fn a_peer_that_sends_no_more_gets_what_it_waits_for() {
+        let mut world = World::of(4);
+        world.park(1);
+        world.peers[2].write_all(&[7]).expect("sent");
+        world.peers[..3].iter().for_each(|peer| peer.shutdown(Shutdown::Write).expect("shut down"));
+        let mut events = world.events();
+        events.sort_unstable();
+        assert_eq!(events, [0, 1, 2]);
+        assert_eq!(world.take(0), Some(false), "it waits for nothing");
+        assert_eq!(world.take(1), Some(true), "its request is parked");
+        assert_eq!(world.take(2), Some(true), "its request is in the socket");
+        assert_eq!(world.take(3), None);
+    }
 }

@@ -120,7 +120,7 @@ impl World {
 }
 
 /// Without TLS, whose connections cannot be handed over.
-fn is_over_tls() -> bool {
+pub(crate) fn is_over_tls() -> bool {
     #[cfg(feature = "tls")]
     return *crate::raw::OVER_TLS;
     #[cfg(not(feature = "tls"))]

@@ -7,6 +7,7 @@ use pagefold_serve::protocol::{Request, command, command_flag};
 
 use crate::{
     device::Ram,
+    handover::is_over_tls,
     raw::{Raw, Running, limits_with},
 };
 
@@ -44,6 +45,27 @@ fn a_slow_request_does_not_hold_up_the_next() {
     }
     cookies.sort_unstable();
     assert_eq!(cookies, [1, 2]);
+}
+
+/// Also if the connection rests in the meantime.
+#[test]
+fn a_client_that_sends_no_more_gets_the_replies_that_are_due() {
+    if is_over_tls() {
+        // The end of the stream ends TLS in both directions.
+        return;
+    }
+    let device = Ram::gated(1 << 20);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.simple();
+    raw.request(command::READ, 0, 1, 0, 16);
+    wait_for("the request", || device.gate.waiting() == 1);
+    std::thread::sleep(Duration::from_millis(700));
+    raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    device.gate.open();
+    assert_eq!(raw.simple_reply(), (0, 1));
+    raw.bytes(16);
+    raw.expect_end();
 }
 
 #[test]
