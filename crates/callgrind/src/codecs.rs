@@ -1,4 +1,4 @@
-//! The instructions of every codec.
+//! Counts the instructions of every codec.
 
 use std::{collections::BTreeMap, hint, thread};
 
@@ -15,9 +15,9 @@ pub(crate) const TABLE: CountTable = CountTable {
     tolerance: TOLERANCE,
 };
 
-/// 2 %. The same source and compiler give the same counts: across builds in which other codecs had
-/// changed, no count moved by more than 0.01 %. The remaining allowance is for the C library's copies:
-/// the two per page take less than 2 % of the fastest codec's instructions.
+/// 2 %. The same source and compiler give the same counts: if only other codecs change, no count
+/// moves by more than 0.01 %. The rest allows for other copies by the C library: the two per page
+/// take less than 2 % of the fastest codec's instructions.
 const TOLERANCE: f64 = 0.02;
 
 /// Pages of each kind that are counted, and further pages that train tables.
@@ -41,7 +41,7 @@ const CODECS: [&str; 14] = [
     "zstd-3",
 ];
 
-/// Returns the counts of both directions, which are counted in parallel: they are not timed.
+/// Returns the counts of both directions. Nothing is timed, so both are counted in parallel.
 pub(crate) fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
     let count_all = |direction: &'static str| -> anyhow::Result<Vec<(String, u64)>> {
         let count = |name: &&str| {
@@ -61,7 +61,7 @@ pub(crate) fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
     })
 }
 
-/// Counts only inside [`compress_all`] or [`decompress_all`].
+/// callgrind counts only inside [`compress_all`] or [`decompress_all`].
 pub(crate) fn work(direction: &str, name: &str) -> anyhow::Result<()> {
     let of_all_kinds = |seed, count| -> Vec<Page> {
         synthetic::KINDS.iter().flat_map(|&(_, make)| synthetic::of_kind(make, seed, count)).collect()

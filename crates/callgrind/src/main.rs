@@ -15,7 +15,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(version, about = "Compares counts of instructions for a page with the tables of bench/results")]
 struct Args {
-    /// Write the tables; without it, the run fails if a count exceeds its table's
+    /// Rewrite the tables instead of comparing counts with them
     #[arg(long)]
     update: bool,
     /// Do the counted work: a table, an operation, and a codec

@@ -1,4 +1,5 @@
-//! The instructions of a disk to write, overwrite and read a page, inside and outside its codec.
+//! Counts the instructions with which a disk writes, overwrites and reads a page: all of them, and
+//! those outside of its codec.
 
 use std::{collections::BTreeMap, hint};
 
@@ -42,14 +43,14 @@ pub(crate) fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
     Ok(counts)
 }
 
-/// Counts only inside [`counted_part`].
+/// callgrind counts only inside [`counted_part`].
 fn counted(operation: &str, codec: &str) -> anyhow::Result<u64> {
     let count = valgrind::counted("*counted_part*", TABLE.name, operation, codec)?;
     Ok(count / (synthetic::KINDS.len() * PAGES * TIMES) as u64)
 }
 
-/// Leaves this thread, and those that it starts, one CPU. There is one stream then, and the counts do
-/// not depend on where the thread runs.
+/// Restricts this thread, and those that it starts, to one CPU. There is one stream then, and the
+/// counts do not depend on where the thread runs.
 fn use_one_cpu() -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None)?;
     let first = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).context("no CPU to run on")?;

@@ -10,7 +10,7 @@ use crate::valgrind::made_with;
 const MADE_WITH: &str = "Made with: ";
 
 pub(crate) struct CountTable {
-    /// Its name for this program's work.
+    /// Its name in `--work`.
     pub(crate) name: &'static str,
     /// Its path from the repository's root.
     pub(crate) file: &'static str,

@@ -31,8 +31,8 @@ pub(crate) fn made_with() -> String {
     text
 }
 
-/// Runs this program's work `table`, `operation` and `codec` under callgrind, which counts only inside
-/// the function that `function` names. `function` may have wildcards.
+/// Runs this program with `--work TABLE OPERATION CODEC` under callgrind, which counts only inside
+/// `function`, a name that may have wildcards.
 pub(crate) fn counted(function: &str, table: &str, operation: &str, codec: &str) -> anyhow::Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])

@@ -133,7 +133,7 @@ fn filled(kind: AllocatorKind, count: u64, len_bytes: usize) -> Heap {
     heap
 }
 
-/// The subject of xcfmalloc's announcement: objects longer than half a page.
+/// What xcfmalloc was announced for: objects longer than half a page.
 #[test]
 fn two_pieces_fill_pages_where_one_leaves_a_quarter_free() {
     let percent = |kind| filled(kind, 4000, 3072).spent_bytes() * 100 / (4000 * PAGE_SIZE as u64);
@@ -141,7 +141,7 @@ fn two_pieces_fill_pages_where_one_leaves_a_quarter_free() {
     assert!((75..=78).contains(&percent(AllocatorKind::Xcfmalloc)));
 }
 
-/// The announcement's table: 1.74 descriptors per page of text, two for one that is split.
+/// The announcement's table has 1.74 descriptors per page of text. A page in two pieces has two.
 #[test]
 fn an_object_of_three_quarters_takes_about_as_many_descriptors_as_published() {
     let heap = filled(AllocatorKind::Xcfmalloc, 17_000, 3072);

@@ -128,7 +128,7 @@ impl Heap {
     ///
     /// # Safety
     /// An object of this heap had these parts and was not removed. Of all the objects made from
-    /// them, only one is ever removed, once no other is used.
+    /// them, only one is ever removed, after the last use of the others.
     pub(crate) unsafe fn object(&self, at: u64, len_bytes: usize) -> Object {
         Object { at, len_bytes, heap: self.number }
     }

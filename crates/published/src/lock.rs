@@ -189,7 +189,7 @@ impl Lock for BitLock {
     }
 
     fn unlock(&self) {
-        // Only the holder changes a locked word; setting the bit again does not change it.
+        // Only the holder changes a locked word: exchanges by waiters fail.
         self.0.store(self.get(), Release);
     }
 }

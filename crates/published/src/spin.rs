@@ -1,5 +1,5 @@
 //! A value behind a spinlock, as in the original allocators and stream lists.
-#![allow(unsafe_code)] // guarantees lock_api that the lock excludes
+#![allow(unsafe_code)] // promises mutual exclusion to lock_api
 
 use std::sync::atomic::{
     AtomicBool,

@@ -1,4 +1,4 @@
-//! The store: zram as it was between 2014 and 2016, as these comparisons need it.
+//! The store: zram between 2014 and 2016, reduced to what is compared.
 //!
 //! ```text
 //! write:  take a stream; compress; put the object in the heap; give the stream back
@@ -32,12 +32,13 @@ use crate::{
     table::{EntryTable, PublishedEntry},
 };
 
-/// Longer objects are stored raw. pagefold's own store has the same limit, so that both store the
-/// same objects; zram's was 3072 bytes, zcache's 3584.
+/// The maximum length of an object in bytes: pages that compress to more are stored raw. pagefold's
+/// own store has the same limit, so that both store the same objects; zram's was 3072 bytes,
+/// zcache's 3584.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// The maximum number of objects that are not in slots: each concurrent writer has one that is not
-/// in a slot yet.
+/// The maximum number of objects outside of slots: each concurrent writer has one until it stores
+/// it in its slot.
 const WRITERS_MAX: u64 = 1024;
 
 /// The configuration of a store.

@@ -30,8 +30,8 @@ use crate::spin::SpinMutex;
 pub enum StreamPolicy {
     /// One stream behind a mutex.
     Single,
-    /// A list of at most this many idle streams, at least one; a thread that finds it empty waits
-    /// for one to come back.
+    /// A list of at most this many streams, or one for 0. A thread that finds none idle waits until
+    /// one is given back.
     Idle(usize),
     /// One per CPU.
     PerCpu,
@@ -63,7 +63,7 @@ enum Shelf {
 struct List {
     idle: Vec<Working>,
     made: usize,
-    /// Threads that sleep until a stream comes back.
+    /// Threads that sleep until a stream is given back.
     waiting: VecDeque<Thread>,
 }
 

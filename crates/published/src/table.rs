@@ -3,7 +3,7 @@
 //! ```text
 //!  63    62..57  56..44   43..0
 //! ┌─────┬───────┬────────┬──────────┐
-//! │lock │ 0     │ length │ location │   an object; one of 4096 bytes is a page kept as it is
+//! │lock │ 0     │ length │ location │   an object; one of 4096 bytes is a page stored raw
 //! │lock │ 0     │ 0      │ 0        │   nothing, which reads as zeros
 //! └─────┴───────┴────────┴──────────┘
 //! ```

@@ -14,8 +14,8 @@
 //!        front of a new page
 //! ```
 //!
-//! `held = pages × 4096 + descriptors' pages × 4096`. A page's blocks cover it, and no two free
-//! ones are adjacent.
+//! `spent = (pages + pages of descriptors) × 4096`. A page's blocks cover it, and no two free ones
+//! are adjacent.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use pagefold_codec::PAGE_SIZE;
 
 use crate::{allocator::Allocator, memory::Pages, spin::SpinMutex};
 
-/// Bytes of a unit of length.
+/// The unit of block lengths, in bytes.
 const UNIT: usize = 64;
 const PAGE_UNITS: usize = PAGE_SIZE / UNIT;
 const NIL: u32 = u32::MAX;
@@ -155,7 +155,8 @@ impl Inner {
         Some(number)
     }
 
-    /// Removes the longest free block from its list and returns it; all are shorter than requested.
+    /// Removes the longest free block from its list and returns it. For objects that no free block
+    /// can hold.
     fn take_longest(&mut self) -> Option<u32> {
         let number = (self.listed != 0).then(|| self.heads[self.listed.ilog2() as usize])?;
         self.unlist(number);
@@ -188,7 +189,7 @@ impl Inner {
     }
 
     fn alloc(&mut self, len_bytes: usize) -> Option<u32> {
-        // For a new page, and for the remainders of two cuts.
+        // A new page needs one, and each of two cuts at most one.
         self.reserve(3);
         let units = len_bytes.div_ceil(UNIT);
         if let Some(number) = self.take_fit(units) {

@@ -15,8 +15,8 @@
 //! length of the block before it (0: none)
 //! ```
 //!
-//! A block is within its page. An object that would not fit in a page with its header is a page.
-//! Nothing is ever moved. `pages = Σ blocks = live + free`, and no two free blocks are adjacent.
+//! A block lies within one page. An object that does not fit in a page next to a header takes a
+//! whole page. Nothing is ever moved. `pages = Σ blocks = live + free`, and no two free blocks are adjacent.
 
 use std::ops::Range;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -31,7 +31,7 @@ use crate::{
 
 const HEADER: usize = 4;
 const ALIGN: usize = 4;
-/// The least body, in bytes; a free block's links need 8.
+/// The minimum bytes of a block after its header; a free block's links need 8.
 const BODY_MIN: usize = 32;
 const STEP: usize = 8;
 const LISTS: usize = PAGE_SIZE / STEP + 1;
@@ -105,7 +105,7 @@ impl Inner {
         self.store(at, (len | usize::from(used) | before << 16) as u32);
     }
 
-    /// Writes a block's header, and its length to the block after it.
+    /// Writes a block's header, and its length into the header of the block after it.
     fn put(&self, at: usize, block: Header) {
         self.set_header(at, block);
         let behind = at + block.len;

@@ -198,7 +198,7 @@ impl Spans {
     }
 }
 
-/// Prints everything needed to write the case down.
+/// Prints what is needed to write the case as a test.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let options = format!("{:?}", self.options);

@@ -47,7 +47,7 @@ impl Keeps {
 struct Comparison<'a> {
     expected: &'a Expected,
     keeps: Keeps,
-    /// For each inode found, the entry that it must be.
+    /// The entry of each inode found.
     inodes: HashMap<u64, Option<usize>>,
     found: usize,
 }

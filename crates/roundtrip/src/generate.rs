@@ -14,9 +14,9 @@ use crate::segment::{Segment, Stuff, len, truncate};
 /// The maximum size of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Some ten KiB if blocks are short: for fuzzers, to try more cases per second.
+    /// About 40 KiB if blocks are short: fuzzers try more such cases per second.
     Tiny,
-    /// Some hundred KiB at most.
+    /// A few hundred KiB, or more with long blocks.
     Small,
     /// Includes files of several MiB, which the builder splits into segments.
     Large,
@@ -139,7 +139,7 @@ struct Maker<'a> {
     cluster: u32,
     size: Size,
     case: Case,
-    /// Directories' indexes and the names in them.
+    /// Used names, each with the index of its directory.
     used: HashSet<(Option<usize>, Vec<u8>)>,
 }
 

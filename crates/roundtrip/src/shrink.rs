@@ -24,7 +24,7 @@ pub fn shrink(case: &Case, most_tries: usize, fails: &mut dyn FnMut(&Case) -> bo
     }
 }
 
-/// Returns the case without runs of entries, the longest runs first.
+/// Returns cases without a run of entries, the longest runs first.
 fn entries(case: &Case) -> impl Iterator<Item = Case> + '_ {
     let count = case.entries.len();
     let lens = std::iter::successors(Some(count), |len| (*len > 1).then(|| len / 2)).filter(|len| *len > 0);
@@ -56,7 +56,7 @@ fn without(case: &Case, gone: std::ops::Range<usize>) -> Case {
     Case { entries: kept, ..case.clone() }
 }
 
-/// Returns the case with simpler options.
+/// Returns cases with one option simplified each.
 fn options(case: &Case) -> impl Iterator<Item = Case> + '_ {
     let old = &case.options;
     let mut simpler: Vec<BuildOptions> = Vec::new();
@@ -86,7 +86,7 @@ fn options(case: &Case) -> impl Iterator<Item = Case> + '_ {
     simpler.into_iter().map(|options| Case { options, ..case.clone() })
 }
 
-/// Returns the case with one entry simplified.
+/// Returns cases with one entry, or the root, simplified each.
 fn parts(case: &Case) -> impl Iterator<Item = Case> + '_ {
     let root = facts(&case.root, 0o755).map(|root| Case { root, ..case.clone() });
     let below = case.entries.iter().enumerate().flat_map(move |(place, entry)| {

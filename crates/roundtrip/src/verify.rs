@@ -20,8 +20,8 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// Builds the case's image with one thread in a new file at `path`, with the bytes that
-/// [`round_trip`] compares.
+/// Builds the case's image with one thread in a new file at `path`: the same bytes as in
+/// [`round_trip`].
 ///
 /// # Errors
 /// Errors of the builder and the system.
