@@ -68,9 +68,9 @@ pub(crate) struct SourceArgs {
     #[arg(long)]
     layer: bool,
 
-    /// Leave out unreadable files and directories with a warning, instead of failing. Of files that
-    /// vanish or become shorter while they are packed, leave out the former and fill the latter
-    /// with zeros; each is named, and the exit status is 1
+    /// Leave out unreadable files and directories with a warning, instead of failing. Also leave
+    /// out files that vanish while they are packed, and fill those that become shorter with zeros:
+    /// each is named, and the exit status is 1
     #[arg(long)]
     skip_unreadable: bool,
 

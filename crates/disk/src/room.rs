@@ -61,7 +61,7 @@ impl Waits {
         Self { room: Arc::clone(room), count: AtomicUsize::new(0) }
     }
 
-    /// Returns whether requests of both devices wait in the same room.
+    /// Returns whether requests of both devices wait for the same [`Room`].
     pub fn shares_room(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.room, &other.room)
     }

@@ -285,8 +285,8 @@ impl TimedBody {
         self.until = (Instant::now() + limit).min(self.pace.latest(limit));
     }
 
-    /// Returns the failure of a read whose pieces may take `limit`. A server that is too slow gets
-    /// no further request, since it could be slow forever.
+    /// Returns why a read failed whose pieces may take `limit` each. A server that is too slow gets no
+    /// further request, since it could be slow forever.
     pub(crate) fn failure(&self, url: &Url, limit: Duration, error: &io::Error) -> Failure {
         if Instant::now() < self.pace.latest(limit) {
             return interrupted(url, error);

@@ -154,7 +154,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         })
     }
 
-    /// Releases the memory of what the leader held, after that was dropped.
+    /// Gives the leader's memory back to the account, after its buffers were dropped.
     fn end_work(&self) {
         let work = self.lock_work().take();
         // Buffers are unmapped first.

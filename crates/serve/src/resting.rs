@@ -83,10 +83,10 @@ impl<G: Keeper<Stream>> Resting<G> {
         watched.is_ok()
     }
 
-    /// Takes a connection for whose socket there was an event. Returns it with whether it has to work;
-    /// otherwise, its peer has left and waits for nothing. If neither is true, returns `None` and
-    /// lets it rest: the event may be from before it began to rest, because a connection that was
-    /// [taken without one](Self::take_parked) is still watched while it works.
+    /// Takes a connection whose socket had an event. Returns it with `true` if it has work, and with
+    /// `false` if its peer has left and waits for nothing. Otherwise, returns `None`, and the
+    /// connection continues to rest. The event may then be older than the rest: a connection that was
+    /// [taken without an event](Self::take_parked) is still watched while it works.
     pub(crate) fn take_reported(&self, number: u64) -> Option<(Arc<Connection<Stream, G>>, bool)> {
         let mut state = self.lock();
         let connection = &state.all.get(&number)?.connection;

@@ -27,7 +27,7 @@ pub enum Error {
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
     /// The server cannot note which disks it keeps in memory for the next process.
-    #[error("cannot note which disks there are: {0}")]
+    #[error("cannot record the list of disks: {0}")]
     Keep(String),
     /// The server cannot listen for clients that ask for metrics.
     #[error("cannot serve metrics on {address}")]

@@ -25,9 +25,9 @@ impl Server {
         })
     }
 
-    /// Notes the size that a disk is about to get.
+    /// Records the size that a disk is about to get.
     fn note_first(&self) -> Result<(), Failure> {
-        handover::note(self).map_err(|why| failed(format!("the change cannot be noted: {why}")))
+        handover::note(self).map_err(|why| failed(format!("the change cannot be recorded: {why}")))
     }
 
     fn devices(&self) -> Result<&dyn Devices, Failure> {

@@ -72,7 +72,7 @@ impl Deadline<'_> {
         self.clock.now().saturating_add(time) < self.end
     }
 
-    /// Returns the same limit, or one after `time` from now if that is earlier.
+    /// Returns the earlier of this limit and the instant `time` from now.
     pub(super) fn or_after(self, time: Duration) -> Self {
         Self { end: self.end.min(self.clock.now() + time), ..self }
     }

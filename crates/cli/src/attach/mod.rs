@@ -37,8 +37,8 @@ const PAUSE: Duration = Duration::from_millis(10);
   pagefold detach job-1
   pagefold detach /dev/nbd0
 
-A loop device in use, such as by a mounted file system, is removed when that use ends, and no longer waits \
-for room. The requests of an NBD device in use fail from now on.")]
+A loop device in use, such as by a mounted file system, is removed when that use ends. Until then, its writes \
+no longer wait for room. Requests of an NBD device in use fail immediately.")]
 pub(crate) struct DetachArgs {
     /// Disks, or paths of devices: these need no server
     #[arg(required = true, value_name = "NAME|DEVICE")]

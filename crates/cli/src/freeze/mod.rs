@@ -50,8 +50,8 @@ macro_rules! of_remote {
 #[cfg(feature = "remote")]
 #[derive(clap::Args)]
 struct PushArgs {
-    /// Store the image at oci://REGISTRY/REPOSITORY:TAG. If the disk has an EROFS base, only the
-    /// changes since it are sent, and what the registry lacks of the base
+    /// Store the image at oci://REGISTRY/REPOSITORY:TAG. If the disk has an EROFS base, only what
+    /// differs from the base is sent, and the parts of the base that the registry lacks
     #[arg(long = "push", value_name = "LOCATION", group = "destination")]
     location: Option<String>,
 

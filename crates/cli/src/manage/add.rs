@@ -45,8 +45,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "limit", "read_only"])]
     base: Option<OsString>,
 
-    /// A file that holds data of the FILE, an EROFS image written with 'pagefold freeze --backing', or
-    /// with 'mkfs.erofs --blobdev'; repeat in the order of the image's device table
+    /// A file that holds data of FILE, an EROFS image written with 'pagefold freeze --backing' or
+    /// 'mkfs.erofs --blobdev'; repeat in the order of the image's device table
     #[arg(long = "device", value_name = "FILE", requires = "base")]
     devices: Vec<PathBuf>,
 

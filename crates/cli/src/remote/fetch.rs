@@ -23,7 +23,7 @@ const TREE_SUFFIX: &str = ".dmverity";
   pagefold serve --offline oci://registry.example/disks/debian:13
   pagefold fetch --layer-cache /srv/layers oci://registry.example/apps/a:1
 
-The command prints the location with the SHA-256 sum that it led to.")]
+The command prints the location with the SHA-256 sum of what it names now.")]
 pub(crate) struct Args {
     /// The image: https://HOST/PATH, s3://BUCKET/KEY or oci://REGISTRY/REPOSITORY:TAG
     #[arg(value_name = "LOCATION")]

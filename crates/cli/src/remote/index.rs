@@ -19,8 +19,8 @@ use crate::{output::output, storage::RemoteArgs};
   scp debian.erofs debian.erofs.chunk-index host:/srv/www/
   pagefold serve https://host/debian.erofs
 
-The command prints the index's SHA-256 sum. Appended to a URL after '#', it makes the URL stand for \
-these bytes alone: 'pagefold serve https://host/debian.erofs#sha256:…'.")]
+The command prints the index's SHA-256 sum. A URL that ends with '#' and this sum \
+always names the same bytes: 'pagefold serve https://host/debian.erofs#sha256:…'.")]
 pub(crate) struct Args {
     /// The image
     #[arg(value_name = "IMAGE")]

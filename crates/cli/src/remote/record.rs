@@ -22,9 +22,9 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Which reads are recorded.
 #[derive(clap::Args)]
 pub(crate) struct RecordArgs {
-    /// Write to TRACE which parts of FILE, which must be the only one and a URL, are read first, with
-    /// their bytes: until nothing new is read for a second, or for 30 seconds. 'pagefold push --trace'
-    /// stores it with the image
+    /// Record to TRACE the parts of FILE that are read first, with their bytes, until nothing new is
+    /// read for a second, or for 30 seconds. FILE must be a URL, and the only FILE. 'pagefold push
+    /// --trace' stores TRACE with the image
     #[arg(long, value_name = "TRACE", requires = "files")]
     record: Option<PathBuf>,
 }

@@ -97,9 +97,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "files")]
     pub(super) format: Option<Format>,
 
-    /// A file that holds data of the FILE, which must be the only one: an EROFS image written with
-    /// 'pagefold freeze --backing', or with 'mkfs.erofs --blobdev'; repeat in the order of the image's
-    /// device table
+    /// A file that holds data of FILE, an EROFS image written with 'pagefold freeze --backing' or
+    /// 'mkfs.erofs --blobdev'; for a single FILE; repeat in the order of the image's device table
     #[arg(long = "device", value_name = "FILE", requires = "files")]
     pub(super) devices: Vec<PathBuf>,
 

@@ -125,7 +125,7 @@ fn a_server_serves_and_forks_a_remote_disk() {
     assert!(server.end(Signal::TERM).0.success());
 }
 
-/// Returns the ranges of the image whose chunks the cache says to have.
+/// Returns the ranges of the image of which the cache claims to have the chunks.
 fn held(cache: &Path) -> Vec<Range<u64>> {
     let Some(blob) = fs::read_dir(cache.join("blobs")).ok().and_then(|mut blobs| blobs.next()) else {
         return Vec::new();

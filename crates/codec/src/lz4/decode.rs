@@ -68,7 +68,7 @@ const LITERALS_GAP: usize = 64 - 15;
 /// The same for a copy by 32 bytes.
 const LITERALS_GAP_BY_32: usize = 32;
 
-/// In place, how far ahead of the output its cache lines are prefetched, in bytes.
+/// How far ahead of the output cache lines are prefetched when decoding in place, in bytes.
 const AHEAD: usize = 512;
 
 /// The input and output of a block. In place they overlap.

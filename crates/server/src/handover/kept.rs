@@ -4,7 +4,7 @@
 //! ```text
 //! server                                         store                    next process
 //! makes the pool in a file                      → pool
-//! notes which disks there are, in the file
+//! records the list of disks in the file
 //! serves; notes each change before it answers
 //! is killed                                                         → reads the pool (`Salvage`)
 //!                                                                     marks the file as taken
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Disks have what clients had written, as after `SIGKILL` of any program that writes to files. Connections
-//! are lost. A server that leaves its disks or is taken over marks the file before another process serves, whose
-//! own file is stored by then.
+//! are lost. A server that leaves its disks or is taken over marks its file when the next process's own file is
+//! stored, and before that process serves.
 
 use std::{
     fs::{self, File},

@@ -66,8 +66,8 @@ enum Step {
     Freeze {
         disk: usize,
     },
-    /// Of the reads of the faulty base, each with this number fails, or the next with the other one; 0:
-    /// none. Others come back short.
+    /// Every `each`-th read of the faulty base fails, and the `after`-th from now; 0: none. With
+    /// `short`, others come back short.
     Fail {
         disk: usize,
         each: u64,

@@ -1,7 +1,7 @@
 //! Trees like those of forks, but without disks: the disks' content when a stream's rounds began.
 //!
-//! A shadow costs as much as a fork. Until the stream ends, it keeps the parts and entries that a
-//! round has written from being freed, and their numbers from being reused. If the pool or a disk
+//! A shadow costs as much as a fork. Until the stream ends, the parts and entries that a round has
+//! written are not freed, and their numbers are not reused. If the pool or a disk
 //! lacks room, the thread that finds this drops all shadows, which ends the stream, and tries
 //! again.
 

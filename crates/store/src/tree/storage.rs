@@ -52,8 +52,8 @@ const LEAVES_MIN: usize = 1 << 12;
 /// Address space for a leaf, a node and counts, with their metadata.
 const EACH_BYTES: usize = 2 * LEAF_BYTES + LEAF_SLOTS * size_of::<u32>() + 6 * size_of::<u32>();
 
-/// A part while it is in use: its number, and when it was taken. All ids differ, even those of the
-/// same part, until 2³² other parts have been taken in between.
+/// A part while it is in use: its number, and when it was taken. Two ids differ, also of the same
+/// part, unless 2³² parts were taken in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartId(u64);
 

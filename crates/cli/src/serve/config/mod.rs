@@ -50,7 +50,7 @@ pub(crate) fn expand(words: Vec<OsString>) -> anyhow::Result<(Vec<OsString>, AtS
     let all: Vec<_> = words[..2].iter().cloned().chain(from_file).chain(words[2..].iter().cloned()).collect();
     match command().try_get_matches_from(&all[1..]) {
         Err(error) if error.use_stderr() => {
-            Err(misuse(anyhow!("{}: with the command line: {}", document.shown(), complaint(&error))))
+            Err(misuse(anyhow!("{}: together with the command line: {}", document.shown(), complaint(&error))))
         }
         _ => Ok((all, at_start)),
     }
