@@ -76,7 +76,7 @@ impl Sink {
     /// Opens a log file, which is created if it does not exist.
     ///
     /// # Errors
-    /// It cannot be opened, or it has content that is no log.
+    /// It cannot be opened, or it has content that is not a log.
     pub(crate) fn file(path: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot open the log file {}", path.display());
         let path = std::path::absolute(path).with_context(failed)?;
@@ -317,7 +317,7 @@ fn write_at(stamp: &str, level: Level, text: &str) {
 }
 
 /// Writes a line without the program's name to standard error: a result, or one of many lines about
-/// the same file. Failures are ignored: a closed or full standard error changes no exit status.
+/// the same file. Failures are ignored: a closed or full standard error does not change the exit status.
 pub(crate) fn line(text: &str) {
     let _ = writeln!(io::stderr(), "{}", plain(text));
 }

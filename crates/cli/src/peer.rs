@@ -22,8 +22,8 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for a server of which there is no sign: after `pagefold serve … &`, the shell
-/// may start the next command first.
+/// How long to wait if nothing shows that a server is starting: after `pagefold serve … &`, the
+/// shell may start the next command first.
 const NO_SIGN: Duration = Duration::from_secs(1);
 /// Interval between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -101,7 +101,7 @@ impl Peer {
         self.connect_within(NO_SIGN)
     }
 
-    /// Like `connect`, but without waiting for a server of which there is no sign.
+    /// Like `connect`, but without waiting if nothing shows that a server is starting.
     pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
         self.connect_within(Duration::ZERO)
     }

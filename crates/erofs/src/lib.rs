@@ -33,7 +33,7 @@
 //!
 //! Modules depend in one direction: `extract` on `read`, `read` on `readahead` and `cache`,
 //! `readahead` on `cache`, and all of them on `format`, the on-disk structures. `build` depends on
-//! `format` only; it never uses `read`, nor `read` it. `compare` and `reuse` use both.
+//! `format` only: `build` and `read` never use each other. `compare` and `reuse` use both.
 //!
 //! # Errors
 //!

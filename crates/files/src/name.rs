@@ -30,7 +30,7 @@ pub fn of_export(name: &str) -> Option<Cow<'_, str>> {
 pub(crate) fn to_export(name: &OsStr) -> Option<Cow<'_, str>> {
     let name = name.to_str()?;
     let export = if name == UNNAMED { "".into() } else { percent_decode(name.as_bytes()).decode_utf8().ok()? };
-    // The same name escaped in another way is no file.
+    // The same name escaped in another way is not a file.
     (of_export(&export)? == name).then_some(export)
 }
 

@@ -56,7 +56,7 @@ pub trait Source: Send + Sync {
     fn write(&self, text: &mut Text);
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
     /// A Unix socket.

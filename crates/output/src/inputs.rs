@@ -111,7 +111,7 @@ impl Inputs {
         self.0.push(Input { what, store, is_directory, below });
     }
 
-    /// Checks that writing to a file that exists changes no input.
+    /// Checks that writing to a file that exists does not change an input.
     ///
     /// # Errors
     /// The file is an input, or stores one, or is stored in one.
@@ -136,7 +136,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Checks that writing to the file that `path` leads to, if there is one, changes no input.
+    /// Checks that writing to the file that `path` leads to, if there is one, does not change an input.
     ///
     /// # Errors
     /// [`Error::Refused`](crate::Error::Refused): the file is an input, or stores one, or is stored

@@ -29,7 +29,7 @@ impl<D> Default for Handed<D> {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerState {
     /// Path of a Unix socket.

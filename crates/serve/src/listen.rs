@@ -73,7 +73,7 @@ pub(crate) struct Listener {
     is_passed: bool,
 }
 
-/// The file of a socket that listens, if the server has created it.
+/// The file of a listening socket, if the server has created it.
 #[derive(Debug, Default)]
 pub struct OwnFile(Mutex<Option<SocketFile>>);
 
@@ -309,7 +309,7 @@ impl Listener {
 
     /// Takes over a socket of another server, whose file stays until it is [owned](OwnFile::own).
     pub(crate) fn of_state(state: &ListenerState, fd: OwnedFd) -> Result<Self, AdoptError> {
-        let not_listening = AdoptError::NotASocket("a socket that listens");
+        let not_listening = AdoptError::NotASocket("a listening socket");
         let listens = sockopt::socket_acceptconn(&fd).unwrap_or(false);
         let is_stream = sockopt::socket_type(&fd).is_ok_and(|kind| kind == SocketType::STREAM);
         let address = getsockname(&fd).ok().filter(|_| listens && is_stream).ok_or(not_listening)?;

@@ -23,7 +23,7 @@ use crate::{
 pub(crate) const WAKE: u64 = u64::MAX;
 pub(crate) const LEAST_LISTENER: u64 = 1 << 63;
 
-/// What ends the rest of a connection.
+/// The events that wake a resting connection.
 const DATA_OR_END: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
 /// Connections that rest, and the epoll that watches them.

@@ -37,7 +37,7 @@ pub(crate) fn asked_bytes(socket: Option<&DiskSocket>) -> u64 {
 /// Parses the mode of a socket, as chmod takes it.
 ///
 /// # Errors
-/// The text is no mode; the error shows how to write one.
+/// The text is not a mode; the error shows how to write one.
 pub fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| format!("'{text}' is not a mode of a socket: up to three octal digits, such as 0660"))

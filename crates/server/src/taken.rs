@@ -69,7 +69,8 @@ impl Taken {
         let clients = incoming.clients();
         let listening = server.open(sockets, Some(incoming))?;
         let disks: u64 = server.0.disks.kinds().iter().sum();
-        let before = pid.map_or_else(|| "the server before".to_owned(), |pid| format!("process {}", pid.as_raw_pid()));
+        let before =
+            pid.map_or_else(|| "the previous server".to_owned(), |pid| format!("process {}", pid.as_raw_pid()));
         let line = format!("took over {before}, pagefold {program}: {disks} disks, {clients} clients of NBD");
         server.0.observer.info(&line);
         if lost > 0 {

@@ -129,7 +129,7 @@ fn own_bytes(
     Ok(bytes)
 }
 
-/// Reads pages of images whose chunks are all in the cache, alternately.
+/// Reads pages of both images alternately. All of their chunks are in the cache.
 fn compare(args: &Args, locations: [&str; 2], cache: &Path, out: &mut Output) -> anyhow::Result<()> {
     let mut bases = Vec::new();
     for location in locations {

@@ -23,7 +23,7 @@ use super::{
 /// Once this much data was found, scanning ends at the earlier of its two deadlines.
 const ENOUGH_BYTES: u64 = 256 << 20;
 
-/// Scans until `soon`, or until `late` while little data was found, or until `most_bytes`.
+/// Scans up to `most_bytes`, until `soon`, or until `late` if little data was found by then.
 pub(super) fn scan(input: &mut Input, most_bytes: u64, [soon, late]: [Deadline<'_>; 2], threads: usize) {
     let mut strata = std::mem::take(&mut input.strata);
     let bytes: u64 = strata.iter().map(|stratum| stratum.bytes).fold(0, u64::saturating_add);

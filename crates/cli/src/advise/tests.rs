@@ -156,7 +156,7 @@ fn zeros_between_close_pieces_count_once() {
 #[test]
 fn forecasts_hold_for_many_files_of_zeros() {
     let piece = |at: u64| (at, 4096);
-    // With one piece of data or none, with a longer one; with several; with zeros that are no holes.
+    // With one piece of data or none, with a longer one; with several; with zeros that are not holes.
     let sparse = |number: u64| {
         let len = (2 << 20) + (number % 4) * (3 << 20);
         let pieces = match number % 10 {

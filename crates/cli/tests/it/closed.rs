@@ -1,5 +1,5 @@
-//! A standard error that is closed or full changes no exit status; such a standard output is a
-//! failure.
+//! A closed or full standard error does not change the exit status; a closed or full standard
+//! output is a failure.
 
 use std::{
     fs::{self, OpenOptions},

@@ -105,7 +105,7 @@ fn a_lock_without_a_server_is_waited_for_while_it_is_held() {
     let mut asking = pagefold();
     asking.args(["disks", "--dir"]).arg(folder.path()).stderr(Stdio::piped());
     let mut child = Ended(asking.spawn().expect("a start"));
-    // Longer than a command waits for a server of which there is no sign.
+    // Longer than a command waits if nothing shows that a server is starting.
     thread::sleep(Duration::from_millis(1500));
     assert!(child.0.try_wait().expect("a child").is_none(), "it did not wait");
     drop(lock);

@@ -371,7 +371,7 @@ fn a_server_in_a_directory_that_was_taken_over_leaves_its_disks() {
 fn a_store_that_loses_something() {
     let Some([nbdcopy]) = programs("a_store_that_loses_something", ["nbdcopy"]) else { return };
     for (loses, words) in
-        [("-state", "the state of the server before is missing"), ("-0", "a socket that listens is missing")]
+        [("-state", "the state of the previous server is missing"), ("-0", "a listening socket is missing")]
     {
         let manager = Manager::new();
         let unix = manager.path("unix.sock");

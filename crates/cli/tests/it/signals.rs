@@ -84,7 +84,7 @@ fn a_signal_that_is_to_be_ignored_is() {
     assert!(server.0.wait().expect("a child").success());
 }
 
-/// A terminal that is closed ends no server.
+/// Closing a terminal does not end a server.
 #[test]
 fn sighup_opens_the_log_file_again() {
     if is_ignored("sighup_opens_the_log_file_again", Signal::HUP) {
@@ -109,7 +109,7 @@ fn sighup_opens_the_log_file_again() {
     }
 }
 
-/// A log that may not grow ends no server.
+/// A log that may not grow does not end the server.
 #[test]
 fn a_limit_of_file_sizes_fails_writes_and_ends_nothing() {
     let folder = tempfile::TempDir::new().expect("a folder");

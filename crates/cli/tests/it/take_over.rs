@@ -218,7 +218,7 @@ fn a_new_process_that_ends_early_harms_no_client() {
     succeeds(client);
 }
 
-/// What is kept of a disk for a process that reads the pool is no reason to refuse writes.
+/// Writes are not refused because memory is kept for the process that reads the pool.
 #[test]
 fn a_client_that_needs_the_memory_has_the_pool_sent_in_the_pause() {
     let name = "a_client_that_needs_the_memory_has_the_pool_sent_in_the_pause";

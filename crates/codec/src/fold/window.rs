@@ -171,7 +171,8 @@ unsafe fn copied(
 /// each, say where its bytes come from.
 ///
 /// # Safety
-/// 64 bytes can be read from `order` and `literals`, and from `source` those that are [`FAR`].
+/// 64 bytes can be read from `order` and `literals`; and from `source`, the bytes whose order is
+/// [`FAR`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 #[inline]
 unsafe fn moved(window: __m512i, order: *const u8, run: __m512i, literals: *const u8, source: *const u8) -> __m512i {

@@ -75,7 +75,7 @@ impl Positions {
 
 /// A table for blocks of up to 64 KiB: positions count from 0. The hash covers the next `BITS`
 /// bits, 32 to 56. With 32, every match of four bytes is a candidate. With 40, matches that end
-/// after four bytes are no candidates, although each would save a byte. With 33, half of them are
+/// after four bytes are not candidates, although each would save a byte. With 33, half of them are
 /// candidates.
 pub(crate) struct Narrow<
     'a,

@@ -39,7 +39,7 @@ pub(crate) enum Account {
 pub(crate) enum Problem {
     Unreadable,
     /// An account with this name is not known, and no id is given. `group_rights` are the owning
-    /// group's rights to use instead of the ACL; with a mask, the mode does not contain them.
+    /// group's, for a mode without the ACL: if the ACL has a mask, the mode's group bits are the mask.
     Unknown {
         name: String,
         group_rights: u16,

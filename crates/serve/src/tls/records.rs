@@ -83,7 +83,7 @@ impl Records {
     }
 
     /// Returns where to receive, which is empty only if a message is too large. After the handshake,
-    /// the bytes that have been received are no whole record.
+    /// the bytes received so far must not contain a whole record.
     pub(super) fn room(&mut self, share: &Arc<Share>, is_in_handshake: bool) -> io::Result<&mut [u8]> {
         let (small_bytes, large_bytes) =
             if is_in_handshake { (HANDSHAKE_BYTES, LARGE_HANDSHAKE_BYTES) } else { (SMALL_BYTES, LARGE_BYTES) };

@@ -200,7 +200,7 @@ impl Killed {
     ) -> Result<ImportedDisks, TakeOverError> {
         if let Some(memory) = Memory::available().filter(|memory| memory.bytes < self.memory_bytes) {
             let needed = pagefold_size::show(self.memory_bytes);
-            let what = format!("to read the memory of the server before takes {needed}, and less is left: {memory}");
+            let what = format!("to read the memory of the previous server takes {needed}, and less is left: {memory}");
             return Err(TakeOverError::Cannot(what));
         }
         let disks = self.note.disks.iter().map(|disk| {

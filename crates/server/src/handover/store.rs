@@ -327,7 +327,7 @@ impl State {
 
     /// Reads a state, and returns its record. The pool is left to be read. `file` is untrusted.
     pub(super) fn read(file: OwnedFd) -> Result<(Self, Record), TakeOverError> {
-        let invalid = |what: &str| TakeOverError::Invalid(format!("the state of the server before: {what}"));
+        let invalid = |what: &str| TakeOverError::Invalid(format!("the state of the previous server: {what}"));
         let seals = fcntl_get_seals(&file).map_err(|_| invalid("it is not a file in memory"))?;
         if !seals.contains(SEALS) {
             return Err(invalid("it is not sealed"));
@@ -446,7 +446,7 @@ impl Left {
         Err(match lost {
             Some(why) => TakeOverError::Lost(why),
             None if was_any => TakeOverError::Lost("the process that continued with them has ended".to_owned()),
-            None => TakeOverError::Invalid("the state of the server before is missing".to_owned()),
+            None => TakeOverError::Invalid("the state of the previous server is missing".to_owned()),
         })
     }
 

@@ -324,7 +324,7 @@ impl Parts {
             let all: Option<Vec<_>> = all.into_iter().collect();
             all.ok_or_else(|| TakeOverError::Invalid(format!("{what} is missing")))
         };
-        let listeners = record.listeners.into_iter().zip(needed("a socket that listens", next(listeners))?).collect();
+        let listeners = record.listeners.into_iter().zip(needed("a listening socket", next(listeners))?).collect();
         let (clients, newcomers) = (next(clients), next(newcomers));
         let left_out = clients.iter().chain(&newcomers).filter(|socket| socket.is_none()).count();
         let clients = record.clients.into_iter().zip(clients).filter_map(|(state, fd)| Some((state, fd?)));

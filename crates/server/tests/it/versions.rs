@@ -115,7 +115,7 @@ struct Plain {
 /// Disks and their snapshots.
 type Model = BTreeMap<String, Plain>;
 
-/// Returns the name of a disk that is no snapshot.
+/// Returns the name of a disk that is not a snapshot.
 fn name(model: &Model, number: usize) -> Option<String> {
     let names: Vec<_> = model.keys().filter(|name| !name.contains('@')).collect();
     (!names.is_empty()).then(|| names[number % names.len()].clone())
