@@ -58,7 +58,7 @@ struct State {
     in_flight: usize,
     /// Requests in flight that are to be run again.
     again: VecDeque<InFlight>,
-    /// The last ones of `again`, this many, wait for room.
+    /// The number of requests at the end of `again` that wait for room.
     waiting: usize,
     /// One for each request that waits or is being retried.
     counted: Vec<Waiting>,

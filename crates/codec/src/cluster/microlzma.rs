@@ -16,7 +16,7 @@ use crate::Corrupt;
 /// A `lzma_stream` that is ended when dropped. Initialising it again keeps its allocations.
 struct Stream(Box<lzma_stream>);
 
-// SAFETY: liblzma ties a stream to no thread; all its state is reachable only through the
+// SAFETY: liblzma does not tie a stream to a thread; all its state is reachable only through the
 // structure, which is owned here and accessed only through `&mut`.
 unsafe impl Send for Stream {}
 

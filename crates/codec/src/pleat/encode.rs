@@ -35,8 +35,8 @@ const OWN_FROM: usize = 256;
 const OWN_EIGHTHS: usize = 44;
 /// A description is rarely shorter than this many bytes.
 const OWN_LEAST: usize = 40;
-/// A separate code must save one byte in this many of the literals' section, since look-ups for it
-/// must be built before decoding.
+/// A page gets a separate code only if that saves more than one byte in this many of the literals'
+/// section, since its look-ups must be built before decoding.
 const OWN_SHARE: usize = 6;
 /// Maximum bytes of a compressed object; a longer one is stored raw, because decoding it would cost
 /// more than the bytes are worth.

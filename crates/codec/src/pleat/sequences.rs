@@ -37,11 +37,11 @@ use crate::{
     mem::{copy, load64, store64, wild_copy},
 };
 
-/// Sequences that one refill of both streams serves, at most.
+/// Maximum number of sequences that are read after one refill of both streams.
 const MOST_TOGETHER: usize = 10;
 const _: () = assert!(MOST_TOGETHER / 2 * TOKEN_MAX as usize <= 56);
-/// Sequences that are read together while literals are decoded: so few that the processor has begun
-/// them before it waits for the next look-ups.
+/// Number of sequences that are read together while literals are decoded: few enough that the
+/// processor has begun them before it waits for the next look-ups.
 const FEW_TOGETHER: usize = 4;
 
 /// Room for the sequences of a page.
