@@ -119,7 +119,8 @@ pub fn has_part(own: usize, exports: usize, serving: usize, limit: usize) -> boo
 mod tests {
     use super::*;
 
-    /// Returns after how many milliseconds requests of a length may begin that all arrive at one time.
+    /// Returns a function of the length of a request: the milliseconds until it may begin. All requests
+    /// arrive at the same time.
     fn begins(limiter: &RateLimit) -> impl Fn(u64) -> u128 {
         let start = Instant::now() + Duration::from_secs(1);
         move |len_bytes| {

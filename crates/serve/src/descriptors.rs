@@ -37,6 +37,6 @@ pub(crate) fn accepts(listener: impl AsFd) -> bool {
 
 fn is_below(descriptor: impl AsFd, spare: u64) -> bool {
     let number = u64::try_from(descriptor.as_fd().as_raw_fd()).unwrap_or(0);
-    // Of a very low limit, clients get half.
+    // If the limit is very low, clients get half of it.
     getrlimit(Resource::Nofile).current.is_none_or(|limit| number < limit - spare.min(limit / 2))
 }

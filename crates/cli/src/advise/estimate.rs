@@ -10,8 +10,8 @@
 //! - The *unseen*: a fraction of the whole may be unlike everything measured and reach the limits of
 //!   `y ÷ x`. A sample of `n` misses a fraction of `1 − 0.05^(1/n)` in one case of twenty (Clopper
 //!   and Pearson).
-//! - What is *open*: parts of which too little was measured. They reach from the least to the most
-//!   that is possible, and add up without any cancellation.
+//! - What is *open*: parts of which too little was measured. Each has the range of all possible
+//!   values, and their ranges add up.
 //! - The *limits*: what the figure cannot be smaller or larger than.
 //!
 //! The interval is the spread or the unseen, whichever is wider, plus what is open, within the

@@ -327,7 +327,7 @@ fn a_device_over_an_input_is_found_without_its_name() {
     let Some(lower) = Loop::over(TEST, &at("other")) else { return };
     let Some(upper) = Loop::over(TEST, &lower.0) else { return };
     fs::remove_file(at("other")).expect("a file");
-    // Another file with the name that the system shows is not the one below.
+    // The system still shows this name for the removed file below the device: the new file is another.
     folder.write("other", b"another");
     let server = Server::start(&[&at("disk.img")]);
     for device in [&lower.0, &upper.0] {

@@ -1,5 +1,5 @@
 //! Encodes the indexes of a compressed file, or its encoded extents, from its extents, piece by
-//! piece: nothing here takes memory by the length of a file.
+//! piece: memory does not depend on the length of the file.
 
 use std::ops::Range;
 

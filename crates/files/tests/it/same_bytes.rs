@@ -36,7 +36,7 @@ enum Operation {
 
 fn operation() -> impl Strategy<Value = Operation> {
     let way = prop_oneof![Just(Way::File), Just(Way::Device)];
-    // Lengths of some bytes, of pages, and up to what takes several requests.
+    // Some bytes; some pages; any length, up to several requests.
     let len = prop_oneof![1_usize..64, (1_usize..4).prop_map(|pages| pages << 12), 1_usize..(160 << 10)];
     let at = prop_oneof![0..SIZE_BYTES, (0..SIZE_BYTES >> 12).prop_map(|page| page << 12)];
     (0_u8..9, way, at, len, any::<u64>()).prop_map(|(kind, way, at, len, seed)| match kind {

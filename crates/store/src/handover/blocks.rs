@@ -39,8 +39,8 @@ impl<'a> BlockWriter<'a> {
         self.out.write_all(bytes).map_err(ExportError::Write)
     }
 
-    /// Returns the bytes of a block of `kind`, to append a record: the current block, or another if
-    /// that is of another kind or long enough.
+    /// Returns the bytes of a block of `kind`, to append a record. Begins a new block if the current
+    /// one is of another kind or long enough.
     pub(super) fn record(&mut self, kind: u16) -> Result<&mut Vec<u8>, ExportError> {
         if kind != self.kind || self.block.len() >= ENOUGH_BYTES {
             self.end_block()?;

@@ -155,7 +155,7 @@ impl Head {
         Ok((head, name.to_owned()))
     }
 
-    /// Returns whether all of it is within a file of `len_bytes`, which has tables of `numbers`
+    /// Returns whether all of it is within a file of `len_bytes`. The file has tables for `numbers`
     /// numbers.
     fn is_within(&self, len_bytes: u64, numbers: usize) -> bool {
         let Self { tables_at, notes_at, rows_at, rows, owners_at, parts, words_at, leaves_at, .. } = *self;

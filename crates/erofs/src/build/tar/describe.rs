@@ -86,8 +86,8 @@ impl<'a> Describer<'a> {
     }
 
     /// Takes the xattrs whose names an image can hold. GNU tar and libarchive write `%` and `=` in
-    /// names as `%25` and `%3D`. libarchive writes each xattr under two keys, and then other bytes
-    /// of the name in this form, too.
+    /// names as `%25` and `%3D`. libarchive writes each xattr under two keys, and escapes other bytes
+    /// of the name as well.
     fn take_xattrs(&mut self, member: &Member, node: &mut Node) -> Result<()> {
         let mut found: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         let with_prefix = |prefix: &'static [u8]| {
