@@ -95,7 +95,7 @@ pub trait Manage: Send + Sync {
     /// returns.
     fn serve_device(&self, device: &NewDevice, file: OwnedFd) -> Result<DiskRecord, Failure>;
 
-    /// Returns why no further ublk devices should be made, after setting it to `why` if given.
+    /// Records `why`, if given, as the reason to make no further ublk devices. Returns the last reason.
     fn device_fault(&self, why: Option<String>) -> DeviceFault;
 
     /// Makes requests of a block device or of a disk's file fail rather than wait for room, and

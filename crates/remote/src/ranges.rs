@@ -54,8 +54,7 @@ enum Avoided {
     ForGood,
 }
 
-/// The right to use a way. It includes a turn at the way's server, if that server's failures are
-/// recorded.
+/// The right to use a way. If failures of the way's server are recorded, it includes a turn there.
 type Using = Option<Turn>;
 
 impl Way {

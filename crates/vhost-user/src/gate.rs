@@ -16,7 +16,7 @@ use crate::state::Handed;
 
 /// The next step of a frontend's thread.
 pub(crate) enum Turn {
-    /// Receives what has come of a message.
+    /// Receives the part of a message that has arrived.
     Message,
     /// Pauses, once requests have ended or at this time.
     Pause(Instant),

@@ -153,7 +153,7 @@ fn only_changes_are_pushed() {
         let server = machine.serve(&[&base_url]);
         let base_name = format!("base-{number}");
         machine.ask(&server, &["fork", &base_name, "job"]);
-        // They change an eighth of the clusters, whatever the program is that the disk is made of.
+        // These writes change an eighth of the clusters, whatever program the disk is made of.
         machine.write(&server, "job", &writes(40, 24, number as u64 + 1));
         let expected = machine.content(&server, "job");
 

@@ -328,8 +328,8 @@ impl Compressor {
     }
 
     /// Fills the cluster from the front of `src`. If `more` content follows, and all of `src` takes
-    /// less than the cluster, the cluster is cut to whole blocks if these then hold more content
-    /// each.
+    /// less than the cluster, the cluster is cut to whole blocks, if this gives more content per
+    /// block.
     fn fill_blocks(&mut self, src: &[u8], more: bool, block: usize) -> Option<Filled> {
         let filled = self.encoder.fill(src, &mut self.cluster)?;
         let whole = filled.written / block;

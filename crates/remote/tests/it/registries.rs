@@ -208,7 +208,7 @@ fn changed_manifests_are_refused() {
     contents.lock().expect("not poisoned").manifests.values_mut().for_each(|bytes| bytes.push(b' '));
     let Err(error) = open(&fixed, &Options::default()) else { panic!("refused") };
     assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
-    // Nor is a trace stored with them, also if only a list refers to them.
+    // A trace is not stored with a changed manifest either, even if only a list refers to it.
     let Location::Oci(reference) = &fixed else { panic!("a registry") };
     let architecture = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
     let list = serde_json::json!({"schemaVersion": 2, "manifests": [{

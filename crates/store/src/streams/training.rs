@@ -142,8 +142,8 @@ pub(crate) struct History {
 
 struct Sets {
     of: [Option<Tables>; NUMBERS],
-    /// When the current tables were trained, if they were, and by how many thousandths they make
-    /// pages smaller than number 0.
+    /// When the current tables were trained, if they were, and by how many thousandths more than the
+    /// codec's initial tables they shrink pages.
     trained: Option<(Instant, u64)>,
     /// The numbers of trained tables, the oldest first, the current one last.
     order: Vec<u8>,

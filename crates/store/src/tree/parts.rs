@@ -93,8 +93,8 @@ impl Unused {
 }
 
 impl<'a> Parts<'a> {
-    /// Takes a part for `layer`, `level` levels above the leaves. All its places or entries are as
-    /// below `place`.
+    /// Takes a part for `layer`, `level` levels above the leaves. All its places equal `place`, or all
+    /// its entries are what the slots below `place` have.
     pub(crate) fn take(&self, layer: LayerId, level: u32, place: u64, purpose: Purpose) -> Result<PartId, Full> {
         let part = match level {
             0 => self.storage.take(layer, entry_below(place), purpose, self.budget),
