@@ -216,7 +216,7 @@ enum Source {
     Disk(Disk),
 }
 
-/// Returns the source of which the format was specified.
+/// Returns the source whose format was specified.
 fn of_format(source: &Path, format: Format, options: &ScanOptions, warn: &Warn) -> Result<Tree> {
     let shown = || source.display().to_string();
     let metadata = fs::metadata(source).within(shown)?;

@@ -492,7 +492,7 @@ fn client_of(manager: &Manager, export: &str) -> pagefold_serve::Client {
 /// lost. It begins with empty disks only when it is started once more.
 #[test]
 fn a_server_that_is_killed_while_it_leaves_its_disks() {
-    // What it sends is about: what is lost, the state, a client, that, and a barrier.
+    // It sends the text that disks are lost, the state, a client, the removal of the text, and a barrier.
     for handled in 0..5 {
         let manager = Manager::new();
         let service = manager.start(&["--export", "name=a,size=1M"]);

@@ -161,7 +161,7 @@ proptest! {
             prop_assert_eq!(origin.gets(), before);
         }
         for (fault, mirror) in &mirrors {
-            // One that failed is not asked for each range, and one that lied not again.
+            // A mirror that failed is not asked for every range; one that sent wrong bytes is not asked again.
             let asked = mirror.requests().iter().filter(|request| request.path.contains("/blobs/")).count();
             prop_assert!(asked <= 40 || matches!(fault, Fault::None | WrongManifests), "{fault:?}: {asked}");
         }
