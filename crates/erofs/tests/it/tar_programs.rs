@@ -73,7 +73,7 @@ fn member() -> impl Strategy<Value = Member> {
     let names = prop::sample::select(vec!["user.a", "user.a=b", "user.p%q", "user.%3D", "user.é"]);
     let xattrs =
         prop::collection::btree_map(names.prop_map(str::to_owned), prop::collection::vec(any::<u8>(), 1..40), 0..3);
-    let writer = (0..3usize, 0..4usize, any::<bool>(), any::<bool>(), any::<bool>(), 0u64..2000);
+    let writer = (0..4usize, 0..4usize, any::<bool>(), any::<bool>(), any::<bool>(), 0u64..2000);
     (path(), kind(), 0u32..0o1000, (owner(), owner()), time, xattrs, writer).prop_map(
         |(path, kind, mode, owner, mtime, xattrs, (magic, numbers, signed, solaris, long, false_size))| {
             let holes = match &kind {
@@ -83,7 +83,7 @@ fn member() -> impl Strategy<Value = Member> {
             let magic = match holes {
                 Some(Holes::Gnu) => Magic::Gnu,
                 Some(_) => Magic::Ustar,
-                None => [Magic::Old, Magic::Ustar, Magic::Gnu][magic],
+                None => [Magic::Old, Magic::Ustar, Magic::UstarOf([0, b' ']), Magic::Gnu][magic],
             };
             let numbers = [Numbers::Octal, Numbers::Spaced, Numbers::Binary, Numbers::Pax][numbers];
             let readable = if matches!(kind, Kind::Directory) { 0o700 } else { 0o600 };

@@ -8,6 +8,8 @@ pub(crate) enum Magic {
     /// Before POSIX: nothing after the link's target.
     Old,
     Ustar,
+    /// ustar with another version than POSIX's.
+    UstarOf([u8; 2]),
     Gnu,
 }
 
@@ -161,12 +163,22 @@ impl Member {
 
     fn header(&self, path: &str, kind: u8, target: &str, size: u64, numbers: Numbers) -> [u8; 512] {
         let mut bytes = [0; 512];
-        bytes[..path.len()].copy_from_slice(path.as_bytes());
+        let is_ustar = matches!(self.magic, Magic::Ustar | Magic::UstarOf(_));
+        let (prefix, name) = match path.rsplit_once('/') {
+            Some((prefix, name)) if is_ustar && !name.is_empty() => (prefix, name),
+            _ => ("", path),
+        };
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        bytes[345..345 + prefix.len()].copy_from_slice(prefix.as_bytes());
         bytes[157..157 + target.len()].copy_from_slice(target.as_bytes());
         bytes[156] = kind;
         match self.magic {
             Magic::Old => {}
             Magic::Ustar => bytes[257..265].copy_from_slice(b"ustar\x0000"),
+            Magic::UstarOf(version) => {
+                bytes[257..263].copy_from_slice(b"ustar\0");
+                bytes[263..265].copy_from_slice(&version);
+            }
             Magic::Gnu => bytes[257..265].copy_from_slice(b"ustar  \0"),
         }
         let fields = [

@@ -269,15 +269,24 @@ impl<'a> Members<'a> {
 }
 
 /// Parses a header block; `None` if its checksum is wrong. Old archivers added the bytes as signed
-/// numbers.
+/// numbers. Others wrote ustar headers with other versions than POSIX's; like GNU tar and bsdtar, this
+/// reads them as ustar.
 fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
     const SUM: std::ops::Range<usize> = 148..156;
+    const MAGIC: std::ops::Range<usize> = 257..263;
+    const VERSION: std::ops::Range<usize> = 263..265;
     // The sum treats its own eight bytes as spaces.
     let counted = block.iter().enumerate().map(|(at, byte)| if SUM.contains(&at) { b' ' } else { *byte });
     let (unsigned, signed): (u32, i32) = counted
         .fold((0, 0), |(unsigned, signed), byte| (unsigned + u32::from(byte), signed + i32::from(byte.cast_signed())));
     let sum = Stated::Field(&block[SUM]).within("sum", 0..=i128::from(u32::MAX)).ok()?;
-    [i128::from(unsigned), i128::from(signed)].contains(&sum).then(|| Header::from_byte_slice(block).clone())
+    [i128::from(unsigned), i128::from(signed)].contains(&sum).then(|| {
+        let mut header = Header::from_byte_slice(block).clone();
+        if block[MAGIC] == *b"ustar\0" {
+            header.as_mut_bytes()[VERSION].copy_from_slice(b"00");
+        }
+        header
+    })
 }
 
 /// Returns whether no content follows such a member's header. Its size field is not a content size:
