@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, Metadata},
     iter,
+    ops::Range,
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
@@ -61,8 +62,34 @@ struct Input {
     what: String,
     store: Store,
     is_directory: bool,
-    /// The block devices and files that it is stored in.
-    below: BTreeSet<Store>,
+    below: Below,
+}
+
+/// What a file or a block device is stored in.
+#[derive(Debug, Default)]
+struct Below {
+    /// The block devices and files.
+    stores: BTreeSet<Store>,
+    /// The loop devices among them, and the device itself if it is one.
+    loops: Vec<Loop>,
+}
+
+/// A loop device.
+#[derive(Debug)]
+struct Loop {
+    device: u64,
+    /// What it is over.
+    over: Store,
+    /// The bytes of it that the device has.
+    bytes: Range<u64>,
+}
+
+impl Loop {
+    /// Returns whether both are devices for the same bytes.
+    fn shares_with(&self, other: &Self) -> bool {
+        let is_shared = self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end;
+        self.device != other.device && self.over == other.over && is_shared
+    }
 }
 
 impl Inputs {
@@ -88,7 +115,7 @@ impl Inputs {
 
     /// Returns the device and inode numbers of the files that are inputs, or store one.
     pub fn files(&self) -> impl Iterator<Item = (u64, u64)> {
-        let stores = self.0.iter().flat_map(|input| iter::once(&input.store).chain(&input.below));
+        let stores = self.0.iter().flat_map(|input| iter::once(&input.store).chain(&input.below.stores));
         stores.filter_map(|store| match store {
             Store::File(FileId { device, inode }) => Some((*device, *inode)),
             Store::Device(_) => None,
@@ -100,11 +127,11 @@ impl Inputs {
     }
 
     fn add_store(&mut self, what: String, store: Store, is_directory: bool) {
-        let mut below = BTreeSet::new();
+        let mut below = Below::default();
         match store {
             Store::Device(device) => add_below(Path::new(SYSFS), device, &mut below),
             Store::File(file) => {
-                below.insert(Store::Device(file.device));
+                below.stores.insert(Store::Device(file.device));
                 add_below(Path::new(SYSFS), file.device, &mut below);
             }
         }
@@ -117,7 +144,7 @@ impl Inputs {
     /// The file is an input, or stores one, or is stored in one.
     pub(crate) fn check(&self, path: &Path, metadata: &Metadata) -> Result<()> {
         let store = Store::of(metadata);
-        let mut below = BTreeSet::new();
+        let mut below = Below::default();
         if let Store::Device(device) = store {
             add_below(Path::new(SYSFS), device, &mut below);
         }
@@ -129,7 +156,8 @@ impl Inputs {
                     input.what
                 );
             }
-            if input.below.contains(&store) || below.contains(&input.store) {
+            let shares_loop = || input.below.loops.iter().any(|one| below.loops.iter().any(|it| it.shares_with(one)));
+            if input.below.stores.contains(&store) || below.stores.contains(&input.store) || shares_loop() {
                 refuse!("{} shares its storage with {}: write to another file", path.display(), input.what);
             }
         }
@@ -177,7 +205,7 @@ impl Inputs {
 /// Adds the devices and files that a block device is stored in: the disk of a partition, the disks
 /// below a mapped device, the file of a loop device with its file system's device. Devices of no
 /// known kind have none.
-fn add_below(sysfs: &Path, device: u64, found: &mut BTreeSet<Store>) {
+fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
     let mut above = vec![device];
     while let Some(device) = above.pop() {
         let name = format!("dev/block/{}:{}", major(device), minor(device));
@@ -188,14 +216,15 @@ fn add_below(sysfs: &Path, device: u64, found: &mut BTreeSet<Store>) {
             lower.extend(folder.parent().map(Path::to_path_buf));
         }
         let mut stores: Vec<_> = lower.iter().filter_map(|folder| number(folder)).map(Store::Device).collect();
-        if let Some(file) = file_of_loop(&folder, device) {
-            stores.push(file);
-            if let Store::File(FileId { device: file_system, .. }) = file {
+        if let Some(over) = file_of_loop(&folder, device) {
+            stores.push(over);
+            if let Store::File(FileId { device: file_system, .. }) = over {
                 stores.push(Store::Device(file_system));
             }
+            found.loops.push(Loop { device, over, bytes: bytes_of_loop(&folder) });
         }
         for store in stores {
-            if found.insert(store)
+            if found.stores.insert(store)
                 && let Store::Device(device) = store
             {
                 above.push(device);
@@ -218,6 +247,15 @@ fn file_of_loop(folder: &Path, device: u64) -> Option<Store> {
         });
     }
     Some(Store::of(&fs::metadata(name.strip_suffix('\n').unwrap_or(&name)).ok()?))
+}
+
+/// Returns the bytes of its file that a loop device has.
+fn bytes_of_loop(folder: &Path) -> Range<u64> {
+    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok();
+    let start: u64 = number("loop/offset").unwrap_or_default();
+    // 0 is the whole rest of the file.
+    let len_bytes = number("loop/sizelimit").filter(|limit| *limit > 0).unwrap_or(u64::MAX);
+    start..start.saturating_add(len_bytes)
 }
 
 /// Returns the number of the device whose folder in sysfs this is.
@@ -272,9 +310,26 @@ mod tests {
             (253, 0, vec![device(8, 0), device(8, 1), device(7, 3), file, file_system]),
             (9, 9, vec![]),
         ] {
-            let mut found = BTreeSet::new();
+            let mut found = Below::default();
             add_below(folder.path(), makedev(major, minor), &mut found);
-            assert_eq!(found, expected.into_iter().collect(), "{major}:{minor}");
+            assert_eq!(found.stores, expected.into_iter().collect(), "{major}:{minor}");
+        }
+    }
+
+    #[test]
+    fn loop_devices_for_the_same_bytes_share_them() {
+        let over = Store::Device(1);
+        let one = |device, over, bytes| Loop { device, over, bytes };
+        let first = one(10, over, 0..100);
+        for (other, expected) in [
+            (one(11, over, 0..u64::MAX), true),
+            (one(11, over, 99..100), true),
+            (one(11, over, 100..u64::MAX), false),
+            (one(11, Store::Device(2), 0..100), false),
+            // Its partitions do not share bytes; others are compared by their numbers.
+            (one(10, over, 0..100), false),
+        ] {
+            assert_eq!((first.shares_with(&other), other.shares_with(&first)), (expected, expected), "{other:?}");
         }
     }
 }

@@ -260,12 +260,16 @@ struct Loop(String);
 
 impl Loop {
     fn over(test: &str, file: &str) -> Option<Self> {
+        Self::with(test, &["--partscan", file])
+    }
+
+    fn with(test: &str, args: &[&str]) -> Option<Self> {
         if !geteuid().is_root() {
             skip_for_good(test, "loop devices need root");
             return None;
         }
         let [losetup] = programs(test, ["losetup"])?;
-        let made = Command::new(losetup).args(["--find", "--show", "--partscan", file]).output().expect("a start");
+        let made = Command::new(losetup).args(["--find", "--show"]).args(args).output().expect("a start");
         let device = Self(String::from_utf8_lossy(&made.stdout).trim().to_owned());
         let is_there = fs::metadata(&device.0).is_ok_and(|found| found.file_type().is_block_device());
         if !made.status.success() || !is_there {
@@ -346,6 +350,35 @@ fn a_device_over_an_input_is_found_without_its_name() {
         let message = folder.refuses(&mut pack(&[device, "--format", "raw", "-o", &at("disk.img"), "--force"]));
         assert!(message.contains("shares its storage"), "{message}");
     }
+}
+
+#[test]
+fn two_devices_over_one_file_share_it_where_they_overlap() {
+    const TEST: &str = "two_devices_over_one_file_share_it_where_they_overlap";
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    make_image(&folder.path("disk.img"), 4);
+    let disk = &*at("disk.img");
+    let Some(whole) = Loop::over(TEST, disk) else { return };
+    let Some(another) = Loop::over(TEST, disk) else { return };
+    let Some(nested) = Loop::over(TEST, &another.0) else { return };
+    let Some(start) = Loop::with(TEST, &["--sizelimit", "1048576", disk]) else { return };
+    let Some(end) = Loop::with(TEST, &["--offset", "1048576", disk]) else { return };
+    let server = Server::start(&[&format!("base={}", whole.0)]);
+    for other in [&another.0, &nested.0, &start.0, &end.0] {
+        for command in [
+            &mut pack(&[&whole.0, "--format", "raw", "-o", other, "--force"]),
+            &mut pack(&[other, "--format", "raw", "-o", &whole.0, "--force"]),
+            &mut server.ask(&["freeze", "base", "-o", other, "--force"]),
+        ] {
+            let message = folder.refuses(command);
+            assert!(message.contains("shares its storage"), "{command:?}: {message}");
+        }
+    }
+    drop(server);
+    // Bytes that no other has.
+    run(&mut pack(&[&start.0, "--format", "raw", "-o", &end.0, "--force"]));
+    assert!(run(pagefold().args(["check", &end.0])).contains("sound"));
 }
 
 #[test]

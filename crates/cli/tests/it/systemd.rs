@@ -147,8 +147,9 @@ for _ in 1 2; do
 done
 systemctl restart pagefold
 $check --verify_only && echo verified
+before=$(main)
 systemctl reload pagefold
-sleep 3
+changed "$before"
 kill -9 "$(main)"
 until [ "$(main)" != 0 ] && systemctl -q is-active pagefold && $check --verify_only; do sleep 0.1; done
 [ "$(systemctl show -p NFileDescriptorStore --value pagefold)" = 1 ] && echo memory stored
