@@ -106,7 +106,7 @@ impl FromStr for Flag {
 impl Args {
     fn mount_options(&self) -> anyhow::Result<MountOptions> {
         let mut options = MountOptions::default();
-        options.name = self.path.display().to_string();
+        options.name = pagefold_storage::absolute(&self.path)?.display().to_string();
         options.allow_other = self.allow_other;
         options.threads = self.threads;
         options.log = log(self)?;

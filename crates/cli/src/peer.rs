@@ -64,9 +64,10 @@ impl Peer {
         }
     }
 
-    /// Returns the files of the server, which no output may replace: those that it serves as bases,
-    /// their devices, its log, pid file and configuration, and the lock of its directory.
-    pub(crate) fn inputs(&self) -> anyhow::Result<Inputs> {
+    /// Returns the files that no output of the disk `name` may replace: those that the server serves as bases,
+    /// their devices, its log, pid file and configuration, the lock of its directory, and the file or
+    /// device that the disk is.
+    pub(crate) fn inputs(&self, name: &str) -> anyhow::Result<Inputs> {
         let mut inputs = Inputs::default();
         if let Some(directory) = self.directory()? {
             inputs.add("the server's lock", &server_directory::lock(&directory));
@@ -79,6 +80,10 @@ impl Peer {
         let (mut bases, mut devices) = (BTreeSet::new(), BTreeSet::new());
         let mut open = BTreeSet::new();
         for disk in listing.disks {
+            if disk.name == name {
+                let paths = disk.file.iter().chain(&disk.device);
+                paths.for_each(|path| inputs.add("the disk", Path::new(path)));
+            }
             // Their paths may have become those of other files, or may not be UTF-8.
             open.extend(disk.path.iter().cloned().zip(disk.identity));
             bases.extend(disk.path);

@@ -12,7 +12,7 @@ use std::{
 use pagefold_attach::loop_device;
 use rustix::fs::{major, minor};
 
-use crate::{Result, error::refuse};
+use crate::{Result, error::refuse, mounts::Sources};
 
 /// A file, whatever its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,6 +70,8 @@ struct Input {
 struct Below {
     /// The block devices and files.
     stores: BTreeSet<Store>,
+    /// The directories that an overlay joins.
+    directories: BTreeSet<Store>,
     /// The loop devices among them, and the device itself if it is one.
     loops: Vec<Loop>,
 }
@@ -157,7 +159,8 @@ impl Inputs {
                 );
             }
             let shares_loop = || input.below.loops.iter().any(|one| below.loops.iter().any(|it| it.shares_with(one)));
-            if input.below.stores.contains(&store) || below.stores.contains(&input.store) || shares_loop() {
+            let is_shared = input.below.stores.contains(&store) || below.stores.contains(&input.store);
+            if is_shared || shares_loop() || is_within(&input.below.directories, path) {
                 refuse!("{} shares its storage with {}: write to another file", path.display(), input.what);
             }
         }
@@ -203,13 +206,16 @@ impl Inputs {
 }
 
 /// Adds the devices and files that a block device is stored in: the disk of a partition, the disks
-/// below a mapped device, the file of a loop device with its file system's device. Devices of no
-/// known kind have none.
+/// below a mapped device, the file of a loop device with its file system's device, the image of a file
+/// system in user space, the directories of an overlay. Devices of no known kind have none.
 fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
     let mut above = vec![device];
     while let Some(device) = above.pop() {
         let name = format!("dev/block/{}:{}", major(device), minor(device));
-        let Ok(folder) = fs::canonicalize(sysfs.join(name)) else { continue };
+        let Ok(folder) = fs::canonicalize(sysfs.join(name)) else {
+            above.extend(add_sources(device, found));
+            continue;
+        };
         let slaves = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten();
         let mut lower: Vec<PathBuf> = slaves.filter_map(|slave| fs::canonicalize(slave.path()).ok()).collect();
         if folder.join("partition").exists() {
@@ -231,6 +237,34 @@ fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
             }
         }
     }
+}
+
+/// Adds the images or directories that a file system without a block device is stored in. Returns the
+/// file systems of those that were not known yet.
+fn add_sources(device: u64, found: &mut Below) -> Vec<u64> {
+    let sources = Sources::of(&fs::read("/proc/self/mountinfo").unwrap_or_default(), device);
+    let metadata = |paths: Vec<PathBuf>| paths.into_iter().filter_map(|path| fs::metadata(path).ok());
+    found.directories.extend(metadata(sources.directories).map(|directory| Store::of(&directory)));
+    let mut above = Vec::new();
+    for file in metadata(sources.files) {
+        let (store, file_system) = (Store::of(&file), file.dev());
+        if found.stores.insert(store) {
+            found.stores.insert(Store::Device(file_system));
+            above.push(if let Store::Device(device) = store { device } else { file_system });
+        }
+    }
+    above
+}
+
+/// Returns whether a file is in one of `directories`, at any depth.
+fn is_within(directories: &BTreeSet<Store>, path: &Path) -> bool {
+    if directories.is_empty() {
+        return false;
+    }
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    path.ancestors()
+        .skip(1)
+        .any(|above| fs::metadata(above).is_ok_and(|above| directories.contains(&Store::of(&above))))
 }
 
 /// Returns the file below a loop device, whose folder in sysfs is `folder`. The name that sysfs has

@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let output = args.output.as_deref().ok_or_else(|| misuse(anyhow!("give -o FILE")))?;
     let (format, how) = args.how(output).map_err(misuse)?;
-    let destination = Destination::of(output, format, args.force, &args.peer.inputs()?)?;
+    let destination = Destination::of(output, format, args.force, &args.peer.inputs(&args.name)?)?;
     let frozen = Frozen::of_client(args.peer.connect()?, &args.name)?;
     if format == ImageFormat::Raw {
         destination.check_room(frozen.size_bytes())?;

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         });
     };
     ImageFormat::Raw.check_name(path, "--to").map_err(wrong_name)?;
-    let inputs = args.asked.peer.inputs()?;
+    let inputs = args.asked.peer.inputs(&args.disk)?;
     let destination = Destination::of(path, ImageFormat::Raw, args.force, &inputs)?;
     let draft = draft(&destination)?;
     let written_bytes = args.write(&mut caller, draft.file()).with_context(|| destination.place())?;

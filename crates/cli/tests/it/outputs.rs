@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
+    io::Write,
     os::unix::fs::{FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -11,7 +12,10 @@ use pagefold_testing::{programs, skip_for_good};
 use rustix::process::{Signal, geteuid};
 use tempfile::TempDir;
 
-use crate::server::{Server, make_image, pagefold, run, run_to_fail};
+use crate::{
+    files::Place,
+    server::{Server, make_image, pagefold, run, run_to_fail},
+};
 
 struct Folder(TempDir);
 
@@ -379,6 +383,68 @@ fn two_devices_over_one_file_share_it_where_they_overlap() {
     // Bytes that no other has.
     run(&mut pack(&[&start.0, "--format", "raw", "-o", &end.0, "--force"]));
     assert!(run(pagefold().args(["check", &end.0])).contains("sound"));
+}
+
+/// The image below a mount of ours is stored in it, and so are the directories of an overlay.
+#[test]
+fn what_a_mounted_source_is_stored_in_is_an_input() {
+    const TEST: &str = "what_a_mounted_source_is_stored_in_is_an_input";
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("s/a", b"precious");
+    folder.write("s/disk", &[7; 9000]);
+    let image = "with a space.erofs";
+    run(&mut pack(&[&at("s"), "-o", &at(image)]));
+    let Some(place) = Place::new(TEST) else { return };
+    run(pagefold().args(["mount", &at(image), place.text()]));
+    for source in [place.text(), &format!("{}/disk", place.text())] {
+        let message = folder.refuses(pack(&[source, "-o", &at(image), "--exclude", "a"]).arg("--force"));
+        assert!(message.contains("shares its storage"), "{message}");
+    }
+    drop(place);
+    for name in ["lower", "upper", "work", "o"] {
+        fs::create_dir(at(name)).expect("a folder");
+    }
+    folder.write("lower/d/f", b"old");
+    folder.write("upper/g", b"old");
+    let options = format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));
+    let Some([mount, umount]) = programs(TEST, ["mount", "umount"]) else { return };
+    let mounted = Command::new(mount).args(["-t", "overlay", "overlay", "-o", &options, &at("o")]).output();
+    if !mounted.is_ok_and(|mounted| mounted.status.success()) {
+        return skip_for_good(TEST, "no overlays here");
+    }
+    let messages = ["lower/d/f", "upper/g"].map(|output| {
+        let message = folder.refuses(&mut pack(&[&at("o"), "--exclude", "d", "-o", &at(output), "--force"]));
+        (output, message)
+    });
+    run(Command::new(umount).arg(at("o")));
+    for (output, message) in messages {
+        assert!(message.contains("shares its storage"), "{output}: {message}");
+        assert_eq!(fs::read(at(output)).expect("a file"), b"old");
+    }
+}
+
+#[test]
+fn a_disk_is_not_frozen_onto_itself() {
+    const TEST: &str = "a_disk_is_not_frozen_onto_itself";
+    let folder = Folder::new();
+    let Some(place) = Place::new(TEST) else { return };
+    let server = Server::start(&["--size", "4M", "--name", "disk", "--files", place.text()]);
+    run(&mut server.ask(&["disks"]));
+    let file = format!("{}/disk", place.text());
+    let content = [[0; 1 << 20], [7; 1 << 20], [7; 1 << 20], [0; 1 << 20]].concat();
+    OpenOptions::new().write(true).open(&file).and_then(|mut disk| disk.write_all(&content)).expect("a write");
+    let device = Loop::over(TEST, &file);
+    for output in device.iter().map(|device| &*device.0).chain([&*file]) {
+        for command in [
+            &mut server.ask(&["freeze", "disk", "--format", "raw", "-o", output]),
+            &mut server.ask(&["diff", "disk", "--to", output]),
+        ] {
+            let message = folder.refuses(command);
+            assert!(message.contains("the disk "), "{command:?}: {message}");
+        }
+    }
+    assert!(fs::read(&file).expect("a disk") == content);
 }
 
 #[test]
