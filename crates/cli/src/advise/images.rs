@@ -174,7 +174,7 @@ pub(super) fn measure(
         found.push(strata);
     }
     let inline: Vec<_> = input.strata.iter().map(costs::inline).collect();
-    let mut figures: Vec<Figures> = Vec::new();
+    let mut figures = Vec::new();
     for ((choice, named), sampled) in choices.iter().zip(CHOICES).zip(found) {
         let of_stratum = |(number, (bytes, stratum)): (usize, (Estimate, &Stratum))| {
             let (size, limits) = (stratum.data_bytes(), costs::limits(stratum));
@@ -183,11 +183,7 @@ pub(super) fn measure(
         let sampled = sampled.into_iter().zip(&input.strata).enumerate().map(of_stratum);
         let sampled = sampled.zip(&inline).map(|(bytes, inline)| inline.unwrap_or(bytes));
         let bytes = sampled.sum::<Estimate>() + rest(input, choice.zeros);
-        let mut bytes = bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES);
-        // More effort never takes more.
-        if let Some(like) = figures.get(named.like).filter(|like| like.cluster == named.cluster) {
-            bytes = bytes.bounded([f64::MIN, like.bytes.high()]);
-        }
+        let bytes = bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES);
         figures.push(Figures {
             codec: named.codec,
             cluster: named.cluster,

@@ -87,6 +87,34 @@ fn it_ends_in_time_and_is_wider_rather_than_wrong() {
     assert!(sampled[0] == 0 && sampled.is_sorted(), "{sampled:?}");
 }
 
+/// In regular text, zstd at level 9 finds worse matches than at level 3.
+#[test]
+fn more_effort_may_take_more() {
+    let mut text = String::new();
+    for time in (0..).step_by(15).take_while(|time| time / 15 < 500) {
+        for cpu in 0..220 {
+            let mode = ["idle", "user", "system"][cpu % 3];
+            text += &format!("node_cpu_seconds_total{{cpu=\"{}\",instance=\"host-{}:9100\",", cpu % 8, cpu / 8);
+            text += &format!("job=\"node\",mode=\"{mode}\"}} {}\n", time + cpu);
+        }
+    }
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("metrics");
+    fs::write(&path, text).expect("room");
+    let truth = images::CHOICES.map(|choice| image_bytes(&path, choice.codec, choice.cluster));
+    assert!(truth[5] > 1.5 * truth[4], "{truth:?}");
+    for sample in [None, Some(2 * UNIT_BYTES), Some(4 * UNIT_BYTES)] {
+        let args = Args { sample, ..args(&path) };
+        let (report, _) = measure(&args, &Clock::counted(Duration::from_micros(1))).expect("figures");
+        for (image, truth) in report.images.iter().zip(truth) {
+            let (low, high) = (image.bytes.low(), image.bytes.high());
+            // Half a block of metadata.
+            assert!(low - 2048.0 <= truth && truth <= high + 2048.0, "{sample:?}: {truth} {low} {high} {image:?}");
+            assert!(sample.is_none() || !image.bytes.is_exact(), "{sample:?}: {image:?}");
+        }
+    }
+}
+
 /// The image writer stores such files without their zeros, whichever of them are holes.
 #[test]
 fn long_files_of_zeros_cost_next_to_nothing() {
