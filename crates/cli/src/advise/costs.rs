@@ -5,7 +5,7 @@ use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 
 use anyhow::Context;
 use pagefold_erofs::{
-    BuildOptions, BuildReport, Content, InodeTimes, Node, NodeKind, Span, Tree, UNSHARED_BYTES, build, placed_bytes,
+    BuildOptions, BuildReport, Content, InodeTimes, Node, NodeKind, Span, Tree, UNSHARED_BYTES, build, stored_bytes,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -52,9 +52,6 @@ pub(super) const INODE_BYTES: u64 = InodeTimes::EXTENDED_BYTES;
 
 /// Bytes that an inode with the image's time takes less.
 pub(super) const COMPACT_SAVES_BYTES: u64 = INODE_BYTES - InodeTimes::COMPACT_BYTES;
-
-/// Files that are placed in blocks to find their size. The gaps between further ones are as large.
-const MOST_PLACED: usize = 1 << 18;
 
 /// Bytes before everything else: the superblock, after the space for boot loaders.
 pub(super) const SUPERBLOCK_BYTES: u64 = 1024 + 128;
@@ -233,15 +230,11 @@ fn text(len: usize) -> Vec<u8> {
     text
 }
 
-/// Returns the size of a stratum whose files an image stores behind their inodes; `None` for others.
+/// Returns the size of a stratum whose files an image stores behind their inodes, without the gaps
+/// between them; `None` for others.
 pub(super) fn inline(stratum: &Stratum) -> Option<Estimate> {
-    if !stratum.is_inline {
-        return None;
-    }
-    let placed = placed_bytes(INODE_BYTES, stratum.lens().take(MOST_PLACED), PAGE_BYTES) as f64;
-    let bytes: u64 = stratum.lens().take(MOST_PLACED).map(|len| INODE_BYTES + len).sum();
-    let all = stratum.units() * INODE_BYTES + stratum.bytes;
-    Some(Estimate::exact(placed * all as f64 / bytes.max(1) as f64))
+    let stored = || stratum.lens().map(|len| stored_bytes(INODE_BYTES, len, PAGE_BYTES)).sum::<u64>();
+    stratum.is_inline.then(|| Estimate::exact(stored() as f64))
 }
 
 /// Returns the least and the most that zeros of unmeasured cost take.

@@ -455,7 +455,7 @@ fn compared(
 }
 
 /// Returns the size of everything that is not sampled: the superblock, directories, files without
-/// content, holes, and zeros that were found by scanning.
+/// content, gaps between inodes, holes, and zeros that were found by scanning.
 fn rest(input: &Input, zeros: Option<Zeros>) -> Estimate {
     let names = &input.names;
     let metadata_bytes = if input.kind == InputKind::Directory {
@@ -467,6 +467,7 @@ fn rest(input: &Input, zeros: Option<Zeros>) -> Estimate {
     let fixed_bytes = (SUPERBLOCK_BYTES + metadata_bytes).next_multiple_of(PAGE_BYTES);
     let saved_bytes = names.compact * COMPACT_SAVES_BYTES;
     Estimate::exact(fixed_bytes as f64 - saved_bytes as f64)
+        + names.gaps
         + input.strata.iter().map(|stratum| rest_of(stratum, zeros)).sum()
 }
 

@@ -13,6 +13,7 @@ use rustix::fs::OFlags;
 
 use super::{
     clock::Deadline,
+    estimate::Estimate,
     stratum::{Stratum, Unit},
 };
 
@@ -39,6 +40,8 @@ pub(super) struct Names {
     pub(super) metadata_bytes: u64,
     /// The number of compact inodes.
     pub(super) compact: u64,
+    /// Bytes of the gaps between inodes.
+    pub(super) gaps: Estimate,
 }
 
 /// Parts of the input that were left out.

@@ -6,6 +6,7 @@ mod costs;
 mod estimate;
 mod figures;
 mod forks;
+mod gaps;
 mod images;
 mod input;
 mod order;

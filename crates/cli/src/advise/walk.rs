@@ -23,6 +23,7 @@ use rustix::fs::{SeekFrom as Sparse, seek};
 use super::{
     clock::Deadline,
     costs::INODE_BYTES,
+    gaps::{self, Entry, Listing},
     input::{Files, Input, InputKind, Names, Skipped, open_regular},
     stratum::{LongFiles, PAGE_BYTES, Stratum, UNIT_BYTES, most_data},
 };
@@ -184,6 +185,7 @@ struct Listed {
     files: Vec<(u32, Box<std::ffi::OsStr>, u64)>,
     /// Indexes of files with fewer blocks than their length requires.
     sparse: HashSet<usize>,
+    listings: Vec<Listing>,
     names: Names,
     times: InodeTimes,
     unreadable: u64,
@@ -203,7 +205,10 @@ impl Listed {
 /// Directories still to be read.
 #[derive(Default)]
 struct Pending {
-    directories: Vec<PathBuf>,
+    /// With their numbers.
+    directories: Vec<(u32, PathBuf)>,
+    /// The number of directories that were found.
+    found: u32,
     /// Threads that are reading a directory and may find more.
     busy: usize,
 }
@@ -245,12 +250,12 @@ impl Walk<'_> {
     }
 
     /// Counts the entries of a directory. Returns `false` if the time is over.
-    fn read(&self, path: PathBuf, found: &mut Listed) -> bool {
+    fn read(&self, (number, path): (u32, PathBuf), found: &mut Listed) -> bool {
         let Ok(entries) = fs::read_dir(&path) else {
             found.unreadable += 1;
             return !self.end.is_over();
         };
-        let number = found.directories.len() as u32;
+        let place = found.directories.len() as u32;
         found.names.directories += 1;
         let (mut below, mut names) = (Vec::new(), Vec::new());
         let mut in_time = true;
@@ -269,32 +274,46 @@ impl Walk<'_> {
                 continue;
             };
             let name = entry.file_name();
-            names.push(name.as_bytes().to_vec());
-            if metadata.is_dir() {
+            let name_bytes = name.as_bytes().to_vec();
+            let entry = if metadata.is_dir() {
                 found.add_inode(&metadata);
-                below.push(path.join(name));
+                let number = self.next_number();
+                below.push((number, path.join(name)));
+                Some(Entry::Directory(number))
             } else if metadata.is_file() {
-                self.add_file(found, number, name, &metadata);
+                self.add_file(found, place, name, &metadata)
             } else {
                 found.names.others += 1;
                 found.add_inode(&metadata);
                 let content_bytes = if metadata.is_symlink() { metadata.len() } else { 0 };
                 found.names.metadata_bytes += stored_bytes(INODE_BYTES, content_bytes, PAGE_BYTES);
-            }
+                Some(Entry::of_other(content_bytes))
+            };
+            names.push((name_bytes, entry));
         }
-        names.sort_unstable();
-        let content_bytes = directory_bytes(names.iter().map(Vec::as_slice), PAGE_BYTES as usize);
+        names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        let content_bytes = directory_bytes(names.iter().map(|(name, _)| name.as_slice()), PAGE_BYTES as usize);
         found.names.metadata_bytes += stored_bytes(INODE_BYTES, content_bytes, PAGE_BYTES);
+        let entries = names.into_iter().filter_map(|(_, entry)| entry).collect();
+        found.listings.push(Listing::new(number, content_bytes, entries));
         found.directories.push(path);
         self.pending().directories.append(&mut below);
         in_time && !self.end.is_over()
     }
 
-    fn add_file(&self, found: &mut Listed, directory: u32, name: OsString, metadata: &fs::Metadata) {
+    /// Returns the number of a directory that was found.
+    fn next_number(&self) -> u32 {
+        let mut pending = self.pending();
+        pending.found += 1;
+        pending.found
+    }
+
+    /// Counts a file. Returns `None` if another of its names has been counted.
+    fn add_file(&self, found: &mut Listed, directory: u32, name: OsString, metadata: &fs::Metadata) -> Option<Entry> {
         if metadata.nlink() > 1 {
             let mut linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
             if !linked.insert((metadata.dev(), metadata.ino())) {
-                return;
+                return None;
             }
         }
         found.names.files += 1;
@@ -305,6 +324,7 @@ impl Walk<'_> {
         if metadata.len() > 0 {
             found.files.push((directory, name.into_boxed_os_str(), metadata.len()));
         }
+        Some(Entry::of_file(metadata.len()))
     }
 }
 
@@ -313,7 +333,7 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
     drop(fs::read_dir(path).with_context(|| path.display().to_string())?);
     let mut root = Listed::default();
     root.add_inode(&fs::metadata(path).with_context(|| path.display().to_string())?);
-    let pending = Pending { directories: vec![path.to_owned()], busy: 0 };
+    let pending = Pending { directories: vec![(0, path.to_owned())], ..Pending::default() };
     let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end: list_end };
     let found: Vec<Listed> = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| walk.work())).collect();
@@ -335,6 +355,7 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
     nearly_empty.long_files = LongFiles::NearlyEmpty;
     let mut sparse = Stratum::of_sparse_files();
     let (mut all_directories, mut all_files, mut times) = (Vec::new(), Vec::new(), InodeTimes::default());
+    let mut listings = Vec::new();
     for found in found.into_iter().chain([root]) {
         let first = all_directories.len() as u32;
         for (at, (directory, name, len)) in found.files.into_iter().enumerate() {
@@ -357,12 +378,14 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
             all_files.push((first + directory, name));
         }
         all_directories.extend(found.directories);
+        listings.extend(found.listings);
         input.names.add(&found.names);
         times.append(found.times);
         input.skipped.unreadable += found.unreadable;
         input.skipped.more |= found.more;
     }
     input.names.compact = times.compact();
+    input.names.gaps = gaps::of(&listings, input.names.compact, !input.skipped.more);
     strata.extend([nearly_empty, sparse]);
     strata.retain(|stratum| stratum.bytes > 0 || stratum.hole_bytes > 0);
     input.hole_bytes = strata.iter().map(|stratum| stratum.hole_bytes).fold(0, u64::saturating_add);

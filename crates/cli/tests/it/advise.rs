@@ -308,6 +308,40 @@ fn forecasts_hold_for_trees_of_metadata() {
     }
 }
 
+/// An image places files by their names, and short ones fill the gaps between longer ones only if they
+/// are near.
+#[test]
+fn forecasts_hold_whichever_names_short_files_have() {
+    let noise = &mut Noise(41);
+    let mixed: Vec<usize> = (0..2000).map(|_| noise.next() as usize % 4000).collect();
+    let sorted = |skew: fn(usize) -> usize| -> Vec<usize> { (0..2000).map(skew).collect() };
+    for (what, lens) in [
+        ("rising", sorted(|number| number * 3 / 2)),
+        ("falling", sorted(|number| 3000 - number * 3 / 2)),
+        ("mixed", mixed),
+        ("alternating", sorted(|number| if number % 2 == 0 { 2500 + number % 100 } else { number % 1500 })),
+        ("among longer ones", sorted(|number| if number % 5 == 0 { 20_000 } else { number * 3 / 2 })),
+    ] {
+        for directories in [1, 40] {
+            let folder = TempDir::new().expect("a folder");
+            for (number, len) in lens.iter().enumerate() {
+                let directory = folder.path().join(format!("tree/{:03}", number * directories / lens.len()));
+                fs::create_dir_all(&directory).expect("a folder");
+                fs::write(directory.join(format!("{number:05}")), noise.text(*len)).expect("room");
+            }
+            let tree = path(&folder, "tree");
+            let advice = advise(&[&tree]);
+            for (codec, cluster) in [("lz4", "4K"), ("zstd,9", "64K")] {
+                let ends = ["image_bytes_low", "image_bytes_high"];
+                let [low, high] = ends.map(|end| advice.figure(&format!("{codec}@{cluster}"), end));
+                let packed = packed_bytes(&folder, &tree, codec, cluster);
+                println!("{what}, {directories}, {codec}: {packed} in {low} to {high}");
+                assert!(low <= packed && packed <= high, "{what}, {codec}: {packed} is not in {low} to {high}");
+            }
+        }
+    }
+}
+
 #[test]
 fn pages_are_distinguished() {
     let folder = TempDir::new().expect("a folder");
