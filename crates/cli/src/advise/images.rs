@@ -31,7 +31,7 @@ use super::{
     input::{Input, InputKind},
     order::spread,
     pages::Pages,
-    stratum::{Batch, Batches, PAGE_BYTES, Pieces, Stratum, Then, UNIT_BYTES, Unit},
+    stratum::{Batch, Batches, PAGE_BYTES, Pieces, SURROUNDINGS_BYTES, Stratum, Then, UNIT_BYTES, Unit},
     times::{p99, processor_time},
 };
 use crate::codec;
@@ -63,6 +63,13 @@ const FEW: usize = 6;
 /// Content that shrinks to 1/32 of its size or less is packed together with its surroundings: a
 /// cluster then covers more than one unit.
 const DENSE: u64 = 32;
+
+/// Clusters of a unit from which on the truncated one at its end hardly matters.
+const MANY_CLUSTERS: u64 = 32;
+
+/// Batches of a stratum that are packed together with their surroundings, to find what is lost by
+/// packing units alone.
+const WITH_SURROUNDINGS: usize = 4;
 
 /// Random reads per choice, and per batch.
 const READS: usize = 1024;
@@ -106,7 +113,20 @@ pub(super) struct Reads {
 struct Packed {
     data_bytes: u64,
     image_bytes: u64,
+    /// By how much packing more of the file together may change `image_bytes`.
+    doubt_bytes: u64,
+    alone: Alone,
     time: Duration,
+}
+
+/// Whether clusters of a batch end earlier than in a longer file.
+#[derive(Clone, Copy, Debug)]
+enum Alone {
+    /// They do not, or hardly.
+    No,
+    Yes,
+    /// They do. Its surroundings have these sizes: packed in units, and together.
+    Compared([u64; 2]),
 }
 
 /// Packed batches, by stratum and number.
@@ -160,7 +180,10 @@ pub(super) fn measure(
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<anyhow::Result<()>>()
     })?;
-    let choices = choices.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut choices = choices.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for choice in &mut choices {
+        (0..input.strata.len()).for_each(|stratum| choice.correct(stratum));
+    }
     // The sizes of each choice's strata.
     let mut found: Vec<Vec<Estimate>> = Vec::new();
     for (number, (choice, named)) in choices.iter().zip(CHOICES).enumerate() {
@@ -178,7 +201,9 @@ pub(super) fn measure(
     for ((choice, named), sampled) in choices.iter().zip(CHOICES).zip(found) {
         let of_stratum = |(number, (bytes, stratum)): (usize, (Estimate, &Stratum))| {
             let (size, limits) = (stratum.data_bytes(), costs::limits(stratum));
-            bytes.of_estimated(size, limits).with_measured(size, choice.measured(number), limits)
+            let [packed_bytes, image_bytes, doubt_bytes] = choice.measured(number);
+            let bytes = bytes.of_estimated(size, limits).with_measured(size, [packed_bytes, image_bytes], limits);
+            bytes + Estimate::doubt([doubt_bytes * size.value / packed_bytes.max(1.0); 2])
         };
         let sampled = sampled.into_iter().zip(&input.strata).enumerate().map(of_stratum);
         let sampled = sampled.zip(&inline).map(|(bytes, inline)| inline.unwrap_or(bytes));
@@ -255,10 +280,11 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
         // Keeps the other thread from taking the same choice in the meantime.
         open[number].used += guess;
         let (options, zeros) = (open[number].options.clone(), open[number].zeros);
+        let is_compared = open[number].comparisons(batch.stratum).count() < WITH_SURROUNDINGS;
         let wanted_reads = READS.saturating_sub(open[number].read_ns.len());
         drop(open);
         let start = end.now();
-        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS), end)?;
+        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS), is_compared, end)?;
         let time = end.now().saturating_sub(start);
         let mut open = choices();
         let choice = &mut open[number];
@@ -271,27 +297,44 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
     }
 }
 
-/// Packs a batch, and reads the image at `reads` random offsets. Returns `None` if a file has
-/// changed, no file can be read, or the time ends before all are read.
+/// Packs a batch, and reads the image at `reads` random offsets. If asked to, compares its clusters with
+/// those of its surroundings. Returns `None` if a file has changed, no file can be read, or the time
+/// ends before all are read.
 fn pack(
     input: &Input,
     batch: &Batch,
     options: &BuildOptions,
     zeros: Option<Zeros>,
     reads: usize,
+    is_compared: bool,
     end: Deadline<'_>,
 ) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
-    let found = pack_units(input, &batch.units, options, zeros, reads, end)?;
-    if let (Some((packed, reads)), [unit]) = (&found, &batch.units[..])
-        && packed.image_bytes * DENSE <= packed.data_bytes
-        && let Some(longer) = unit.surroundings()
-        && let Some((around, _)) = pack_units(input, &[longer], options, zeros, 0, end)?
-    {
-        let part = packed.data_bytes as f64 / around.data_bytes as f64;
-        let image_bytes = (around.image_bytes as f64 * part) as u64;
-        return Ok(Some((Packed { image_bytes, ..*packed }, reads.clone())));
+    let pack_units = |units: &[Unit], reads| pack_units(input, units, options, zeros, reads, end);
+    let Some((packed, reads)) = pack_units(&batch.units, reads)? else { return Ok(None) };
+    let cluster_bytes = u64::from(options.pcluster_bytes);
+    let [unit] = batch.units[..] else { return Ok(Some((packed, reads))) };
+    let Some(longer) = unit.surroundings().filter(|_| packed.image_bytes < MANY_CLUSTERS * cluster_bytes) else {
+        return Ok(Some((packed, reads)));
+    };
+    let is_dense = packed.image_bytes * DENSE <= packed.data_bytes;
+    let together = if is_dense || is_compared { pack_units(&[longer], 0)? } else { None };
+    let Some((together, _)) = together else { return Ok(Some((Packed { alone: Alone::Yes, ..packed }, reads))) };
+    if is_dense {
+        let part = packed.data_bytes as f64 / together.data_bytes as f64;
+        // A cluster that ends after the most that it may cover ends there in a longer file too.
+        let is_whole = together.image_bytes <= cluster_bytes;
+        let cut = if is_whole && unit.then == Then::Data { CUT_BYTES } else { 0 };
+        let image_bytes = ((together.image_bytes + cut) as f64 * part) as u64;
+        let lost_bytes = if is_whole { 0 } else { packed.image_bytes.saturating_sub(image_bytes) };
+        let doubt_bytes = (lost_bytes as f64 * part) as u64;
+        return Ok(Some((Packed { image_bytes, doubt_bytes, ..packed }, reads)));
     }
-    Ok(found)
+    let units: Vec<_> = longer.in_units().collect();
+    let alone = match pack_units(&units, 0)? {
+        Some((apart, _)) => Alone::Compared([apart.image_bytes, together.image_bytes]),
+        None => Alone::Yes,
+    };
+    Ok(Some((Packed { alone, ..packed }, reads)))
 }
 
 fn pack_units(
@@ -347,11 +390,13 @@ fn pack_units(
         && data_bytes > UNIT_BYTES / 2
     {
         let image_bytes = zeros.cost(0.0, Estimate::exact(data_bytes as f64)).value as u64;
-        return Ok(Some((Packed { data_bytes, image_bytes, time }, Vec::new())));
+        let packed = Packed { data_bytes, image_bytes, doubt_bytes: 0, alone: Alone::No, time };
+        return Ok(Some((packed, Vec::new())));
     }
     // Where a file's data continues beyond a piece, the end of the piece wastes half a block.
     let image_bytes = added_bytes(&report).saturating_sub(cut);
-    Ok(Some((Packed { data_bytes, image_bytes, time }, read(image, &parts, reads)?)))
+    let packed = Packed { data_bytes, image_bytes, doubt_bytes: 0, alone: Alone::No, time };
+    Ok(Some((packed, read(image, &parts, reads)?)))
 }
 
 /// Returns the time of each of `reads` random reads, without a cache. `parts` are those of the files
@@ -393,10 +438,42 @@ impl Choice<'_> {
         self.packed.iter().filter(move |((of, _), _)| *of == stratum)
     }
 
-    /// Returns the bytes of a stratum that were packed, before and after.
-    fn measured(&self, stratum: usize) -> [f64; 2] {
-        self.of_stratum(stratum)
-            .fold([0.0; 2], |[x, y], (_, packed)| [x + packed.data_bytes as f64, y + packed.image_bytes as f64])
+    /// Returns the compared sizes of surroundings.
+    fn comparisons(&self, stratum: usize) -> impl Iterator<Item = [f64; 2]> {
+        self.of_stratum(stratum).filter_map(|(_, packed)| match packed.alone {
+            Alone::Compared(bytes) => Some(bytes.map(|bytes| bytes as f64)),
+            Alone::No | Alone::Yes => None,
+        })
+    }
+
+    /// Corrects the sizes of a stratum's units that were packed alone: each has a truncated cluster,
+    /// and shares no cluster with what surrounds it.
+    fn correct(&mut self, stratum: usize) {
+        let [apart, together] = self.comparisons(stratum).fold([0.0; 2], |[x, y], [apart, all]| [x + apart, y + all]);
+        let count = self.comparisons(stratum).count() as f64;
+        let ratio = if apart > 0.0 { together / apart } else { 1.0 };
+        let differs =
+            self.comparisons(stratum).map(|[apart, all]| (all / apart.max(1.0) - ratio).abs()).fold(0.0, f64::max);
+        // Even longer pieces may gain as much as these again, in proportion to their ends.
+        let units = (SURROUNDINGS_BYTES / UNIT_BYTES) as f64;
+        let doubt = differs / count.max(1.0).sqrt() + (1.0 - ratio).abs() / units;
+        let cluster_bytes = u64::from(self.options.pcluster_bytes);
+        let of_stratum = self.packed.iter_mut().filter(|((of, _), _)| *of == stratum).map(|(_, packed)| packed);
+        for packed in of_stratum.filter(|packed| !matches!(packed.alone, Alone::No)) {
+            packed.doubt_bytes = match count {
+                // Without a comparison, all of the truncated cluster may be lost.
+                0.0 => packed.image_bytes.min(cluster_bytes) / 2,
+                _ => (packed.image_bytes as f64 * doubt) as u64,
+            };
+            packed.image_bytes = (packed.image_bytes as f64 * ratio) as u64;
+        }
+    }
+
+    /// Returns the bytes of a stratum that were packed, before and after, and the doubt of the latter.
+    fn measured(&self, stratum: usize) -> [f64; 3] {
+        self.of_stratum(stratum).fold([0.0; 3], |[x, y, doubt], (_, packed)| {
+            [x + packed.data_bytes as f64, y + packed.image_bytes as f64, doubt + packed.doubt_bytes as f64]
+        })
     }
 
     /// Returns the time to pack everything. Strata without a batch are packed as fast as the others.

@@ -34,7 +34,7 @@ const FEW_ZEROS_BYTES: u64 = LEAST_ZERO_BLOCKS * PAGE_BYTES;
 
 /// Length of a unit's surroundings, for content so compressible that they matter: the maximum that
 /// one cluster of an image covers.
-const SURROUNDINGS_BYTES: u64 = 4 << 20;
+pub(super) const SURROUNDINGS_BYTES: u64 = 4 << 20;
 
 /// Maximum number of bytes in a batch, unless a single unit is larger.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -72,8 +72,17 @@ impl Unit {
     /// Returns the unit with its surroundings; `None` if it has none, or holds zeros.
     pub(super) fn surroundings(self) -> Option<Self> {
         let (offset, len_bytes) = self.around;
-        let has = len_bytes > self.len_bytes && self.len_bytes == UNIT_BYTES && self.data_bytes >= self.len_bytes;
+        let has = len_bytes > self.len_bytes && self.data_bytes >= self.len_bytes;
         has.then_some(Self { offset, len_bytes, data_bytes: len_bytes, ..self })
+    }
+
+    /// Returns the units of a unit with its surroundings.
+    pub(super) fn in_units(self) -> impl Iterator<Item = Self> {
+        (0..self.len_bytes).step_by(UNIT_BYTES as usize).map(move |at| {
+            let len_bytes = (self.len_bytes - at).min(UNIT_BYTES);
+            let then = if at + len_bytes < self.len_bytes { Then::Data } else { self.then };
+            Self { offset: self.offset + at, len_bytes, data_bytes: len_bytes, then, ..self }
+        })
     }
 
     /// Returns the unit without the zeros before and after its data; `None` if it holds no data.
@@ -98,7 +107,9 @@ impl Unit {
             _ => Then::Zeros,
         };
         let data_bytes = found.pages * PAGE_BYTES;
-        Some(Self { offset: self.offset + from, len_bytes: end - from, data_bytes, then, ..self })
+        let (offset, len_bytes) = (self.offset + from, end - from);
+        let around = if len_bytes < self.len_bytes { (offset, len_bytes) } else { self.around };
+        Some(Self { offset, len_bytes, data_bytes, then, around, ..self })
     }
 }
 
@@ -488,7 +499,8 @@ mod tests {
         assert_eq!(around(0), Some((8 << 20, 4 << 20)));
         assert_eq!(around(3), Some((8 << 20, 4 << 20)));
         assert_eq!(around(4), Some((12 << 20, (1 << 20) + 7)));
-        assert_eq!([around(5), around(6)], [None; 2]);
+        assert_eq!(around(5), around(4));
+        assert_eq!(around(6), None);
     }
 
     #[test]
@@ -507,6 +519,13 @@ mod tests {
         stratum.add(0, 0, (100 << 20) + 5000);
         let (none, all) = (Data::default(), Data { first_page: 0, end_page: 256, pages: 256 });
         let some = Data { first_page: 3, end_page: 7, pages: 2 };
+        let close = Data { first_page: 3, end_page: 7, pages: 4 };
+        assert!(
+            stratum
+                .unit(1)
+                .and_then(|unit| unit.without_zeros(close, None))
+                .is_some_and(|unit| { unit.data_bytes == unit.len_bytes && unit.surroundings().is_none() })
+        );
         stratum.restrict(&[none, all, none, some]);
         assert!(stratum.scanned_zero_pages() == 4 * 256 - 258 && stratum.may_have_zeros());
         let size = stratum.data_bytes();

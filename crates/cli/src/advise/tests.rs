@@ -115,6 +115,46 @@ fn more_effort_may_take_more() {
     }
 }
 
+/// In data that repeats with changes, each cluster has all of what repeats once, so that clusters cut
+/// short take more. In data that repeats exactly, a cluster covers as much as it may.
+#[test]
+fn clusters_longer_than_a_unit_are_forecast() {
+    let mut state = 7u64;
+    let mut next = |count: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % count
+    };
+    let mut line = |at: usize| format!("{at} {:x} and {:x} of {:x}\n", next(1 << 30), next(1 << 20), next(1 << 10));
+    for changed in [0, 16] {
+        let mut lines: Vec<_> = (0..400).map(&mut line).collect();
+        let mut text = String::new();
+        while text.len() < 11 << 20 {
+            text += &lines.concat();
+            for number in 0..changed {
+                let at = (text.len() / 97 + number * 41) % lines.len();
+                lines[at] = line(at);
+            }
+        }
+        let folder = TempDir::new().expect("a folder");
+        let path = folder.path().join("a log");
+        fs::write(&path, text).expect("room");
+        let truth = images::CHOICES.map(|choice| image_bytes(&path, choice.codec, choice.cluster));
+        for sample in [None, Some(6 * UNIT_BYTES)] {
+            let args = Args { sample, ..args(&path) };
+            let (report, _) = measure(&args, &Clock::counted(Duration::from_micros(1))).expect("figures");
+            for (image, truth) in report.images.iter().zip(truth) {
+                let (low, high) = (image.bytes.low() - 2048.0, image.bytes.high() + 2048.0);
+                println!(
+                    "{changed} {sample:?} {} {} {truth} {} {low} {high}",
+                    image.codec, image.cluster, image.bytes.value
+                );
+                assert!(low <= truth && truth <= high, "{changed} {sample:?}: {truth} {low} {high} {image:?}");
+                assert!(sample.is_some() || high - low < 0.3 * truth + 32_768.0, "{changed}: {truth} {image:?}");
+            }
+        }
+    }
+}
+
 /// The image writer stores such files without their zeros, whichever of them are holes.
 #[test]
 fn long_files_of_zeros_cost_next_to_nothing() {
