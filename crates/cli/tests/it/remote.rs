@@ -11,7 +11,10 @@ use std::{
 };
 
 use pagefold_remote::Sum;
-use pagefold_testing::web::{Reply, Server as WebServer};
+use pagefold_testing::{
+    skip_for_good,
+    web::{Reply, Server as WebServer},
+};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -50,6 +53,10 @@ fn images() -> (TempDir, Vec<u8>) {
         assert!(output(pagefold().args(["index", &at(name)])).starts_with("sha256:"));
     }
     (folder, bytes)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
 }
 
 fn web(folder: &Path) -> WebServer {
@@ -281,6 +288,39 @@ fn errors_show_no_secret() {
         let message = run_to_fail(&mut server.ask(&["add", "other", "--base", url]));
         assert!(!message.contains("s3cret"), "{url}: {message}");
     }
+}
+
+/// What `fetch` leaves in the cache is all of the image, or it fails and says what is missing: the
+/// limit is too low, the cache's disk is full, or nothing of the image can be kept.
+#[test]
+fn an_image_that_the_cache_cannot_hold_is_not_fetched() {
+    const TEST: &str = "an_image_that_the_cache_cannot_hold_is_not_fetched";
+    let (folder, _) = images();
+    let web = web(folder.path());
+    let url = web.url("/tree.erofs");
+    let cache = folder.path().join("cache");
+    let message = run_to_fail(cached(&cache).args(["fetch", "--chunk-cache-limit", "1M", &url]));
+    let held =
+        ["cache in ", text(&cache), "a limit of 1 MiB", "holds 0 B of 4", "MiB: give a larger --chunk-cache-limit"];
+    assert!(held.iter().all(|part| message.contains(part)), "{message}");
+    output(cached(&cache).args(["fetch", &url]));
+    assert_eq!(output(cached(&cache).args(["cat", "--offline", &format!("{url}:/small")])), "small\n");
+    // All of it is there.
+    output(cached(&cache).args(["fetch", "--chunk-cache-limit", "1M", &url]));
+    let unverified = ["fetch", "--unverified", &web.url("/disk.img")];
+    let message = run_to_fail(cached(&cache).args(unverified));
+    assert!(message.contains("keeps only images with a chunk index"), "{message}");
+    if !rustix::process::geteuid().is_root() {
+        return skip_for_good(TEST, "mounting needs root");
+    }
+    let Some([mount, umount]) = pagefold_testing::programs(TEST, ["mount", "umount"]) else { return };
+    let full = folder.path().join("full");
+    fs::create_dir(&full).expect("a folder");
+    output(Command::new(mount).args(["-t", "tmpfs", "-osize=1m", "tmpfs"]).arg(&full));
+    let message = run_to_fail(cached(&full).args(["fetch", &url]));
+    output(Command::new(umount).arg("-l").arg(&full));
+    let held = ["cache in ", text(&full), "a limit of 10 GiB", "No space left on device", "make room", "--chunk-cache"];
+    assert!(held.iter().all(|part| message.contains(part)), "{message}");
 }
 
 /// A proxy, which may be another machine, does not stand between the program and this machine.
