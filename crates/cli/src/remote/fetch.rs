@@ -2,12 +2,12 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail};
-use pagefold_output::{ImageFormat, Inputs, NewFile, Written};
+use pagefold_output::{Draft, ImageFormat, Inputs, NewFile, Written};
 use pagefold_remote::{LayerFile, Location, Options, Remote};
 
 use super::RemoteArgs;
@@ -113,10 +113,19 @@ fn write_layer(remote: &Remote, options: &Options, directory: &Path) -> anyhow::
     drop(line);
     let draft_beside = new_beside.make_draft()?;
     draft_beside.file().write_all(text.as_bytes()).with_context(|| beside.display().to_string())?;
+    // Another process that fetches the same layer writes the same bytes.
+    let is_layer = |file: &File| layer.is_in(file).is_ok_and(|is_in| is_in);
+    let is_text = |file: &File| io::read_to_string(file).is_ok_and(|found| found == text);
     // containerd takes a layer once it has its name, and what has both names is not written again.
-    for (new, draft) in [(new_beside, draft_beside), (new, draft)] {
-        draft.file().sync_all().with_context(|| new.path().display().to_string())?;
-        new.take(draft)?;
+    take_unless(new_beside, draft_beside, &is_text)?;
+    take_unless(new, draft, &is_layer)
+}
+
+/// Gives a draft its name, unless another process has given it to a file that `is_same`.
+fn take_unless(new: NewFile, draft: Draft, is_same: &dyn Fn(&File) -> bool) -> anyhow::Result<()> {
+    draft.file().sync_all().with_context(|| new.path().display().to_string())?;
+    match new.take(draft) {
+        Err(_) if File::open(new.path()).is_ok_and(|file| is_same(&file)) => Ok(()),
+        taken => Ok(taken?),
     }
-    Ok(())
 }
