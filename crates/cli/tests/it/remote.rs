@@ -4,6 +4,8 @@ use std::{
     collections::hash_map::RandomState,
     fs,
     hash::{BuildHasher, Hasher},
+    io::{Read, Write},
+    net::TcpListener,
     ops::Range,
     path::Path,
     process::Command,
@@ -205,6 +207,20 @@ fn errors_say_what_to_do() {
         assert!(message.contains(what), "{message}");
     }
     let (folder, _) = images();
+    let plain = web(folder.path());
+    let nowhere = plain.url("/none:1").replace("http://", "oci://");
+    let message = run_to_fail(cached(cache.path()).args(["ls", &nowhere]));
+    assert!(message.contains("the registry has no such image: 404"), "{message}");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let _ = client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            let _ = client.read(&mut [0; 4096]);
+        }
+    });
+    let message = run_to_fail(cached(cache.path()).args(["ls", &format!("https://{address}/tree.erofs")]));
+    assert!(message.contains("the server does not use TLS, as https:// requires"), "{message}");
     let image = folder.path().join("tree.erofs");
     let message = run_to_fail(pagefold().arg("push").arg(&image).arg("https://host/x"));
     assert!(message.contains("pagefold index"), "{message}");
