@@ -33,10 +33,11 @@ pub(crate) struct Args {
 const MAX_LINKS: u32 = 40;
 
 /// Returns the regular file at `path`, or the one that a symbolic link there leads to.
-fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
-    let mut at = path.to_vec();
+fn follow(image: &Image, place: &ImagePath) -> anyhow::Result<Inode> {
+    let mut at = place.path.clone();
+    let shown = || format!("{}:{}", pagefold_storage::shown(&place.image), show(&place.path));
     for _ in 0..MAX_LINKS {
-        let inode = resolve(image, &at)?;
+        let inode = resolve(image, &place.image, &at)?;
         match inode.kind {
             FileKind::Regular => return Ok(inode),
             FileKind::Symlink => {
@@ -46,11 +47,11 @@ fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
                 at.truncate(if target.starts_with(b"/") { 0 } else { name });
                 at.extend(target);
             }
-            FileKind::Directory => bail!("{}: is a directory", show(path)),
-            _ => bail!("{}: not a regular file", show(path)),
+            FileKind::Directory => bail!("{}: is a directory", shown()),
+            _ => bail!("{}: not a regular file", shown()),
         }
     }
-    bail!("{}: too many symbolic links", show(path))
+    bail!("{}: too many symbolic links", shown())
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         )));
     }
     args.image.inputs(&args.place.image).check_standard_output()?;
-    let file = image.file(&follow(&image, &args.place.path)?)?;
+    let file = image.file(&follow(&image, &args.place)?)?;
     let mut out = output();
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = args.image.open_with(file, Image::DEFAULT_CACHE_BYTES)?;
     let report = match path.as_slice() {
         [] => image.check(args.threads),
-        path => image.check_below(&resolve(&image, path)?, args.threads),
+        path => image.check_below(&resolve(&image, file, path)?, args.threads),
     };
     let comparison = match args.against.as_slice() {
         [] => None,

@@ -85,7 +85,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let ImagePath { image: file, path } = &args.place;
     let image = args.image.open(file)?;
-    let start = resolve(&image, path)?;
+    let start = resolve(&image, file, path)?;
     if start.kind != FileKind::Directory {
         let place = format!("{}:{}", file.display(), show(path));
         bail!("{place} is not a directory; to get the content of a file: pagefold cat {place}");
@@ -122,7 +122,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         print(&format!("left out: {left_out}"));
     }
     if let Some(ExtractProblem { path, error, .. }) = last {
-        let got = format!("{} names with {} of files", report.names, size::show(report.file_bytes));
+        let names = if report.names == 1 { "1 name".to_owned() } else { format!("{} names", report.names) };
+        let got = format!("{names} with {} of files", size::show(report.file_bytes));
         bail!("{}: {error}; stopped, with {got} extracted", in_target(&args.directory, &path));
     }
     args.conclude(&report)

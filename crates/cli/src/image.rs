@@ -171,12 +171,13 @@ fn path_in_a_file(path: &Path) -> Option<String> {
     Some(show(&[file.as_os_str().as_bytes(), b":/", below.as_os_str().as_bytes()].concat()))
 }
 
-/// Returns the inode at a path in an image.
-pub(crate) fn resolve(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
-    image.resolve(path).map_err(|error| match error {
+/// Returns the inode at a path in the image of this name.
+pub(crate) fn resolve(image: &Image, name: &Path, path: &[u8]) -> anyhow::Result<Inode> {
+    let found = image.resolve(path).map_err(|error| match error {
         Error::NotFound(_) => error.into(),
         other => anyhow::Error::new(other).context(show(path)),
-    })
+    });
+    found.with_context(|| pagefold_storage::shown(name))
 }
 
 /// Returns a printable form of the path `below` relative to the directory at `path`. If `below`

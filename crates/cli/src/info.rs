@@ -40,7 +40,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = args.image.open(&args.place.image)?;
     let path = &args.place.path;
-    let inode = if path.is_empty() { None } else { Some(resolve(&image, path)?) };
+    let inode = if path.is_empty() { None } else { Some(resolve(&image, &args.place.image, path)?) };
     let mut out = output();
     if args.json {
         let mut record = match &inode {

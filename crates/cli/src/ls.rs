@@ -42,7 +42,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = args.image.open(&args.place.image)?;
-    let inode = resolve(&image, &args.place.path)?;
+    let inode = resolve(&image, &args.place.image, &args.place.path)?;
     let mut out = output();
     if inode.kind == FileKind::Directory {
         list(&image, &inode, args, &mut out)?;

@@ -171,7 +171,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ));
     }
     if matches!(args.indexes, IndexKind::Auto) {
-        print_needed_linux(&args.output, &report, "; --indexes compact avoids that");
+        print_needed_linux(&args.output, &report, "; --indexes compact avoids that, and makes a larger image");
     }
     let changes = source::print_changes(&tree);
     ensure!(

@@ -100,6 +100,18 @@ impl Peer {
         Ok(inputs)
     }
 
+    /// Returns the names of the images that the server has open: of bases and their devices.
+    #[cfg(feature = "remote")]
+    pub(crate) fn open_images(&self) -> anyhow::Result<BTreeSet<PathBuf>> {
+        let listing: Listing = self.connect()?.call(&Command::List {})?;
+        let image = |path| ImagePath::from(OsString::from(path)).image;
+        let names = listing
+            .disks
+            .into_iter()
+            .flat_map(|disk| disk.path.map(image).into_iter().chain(disk.devices.into_iter().map(PathBuf::from)));
+        Ok(names.collect())
+    }
+
     /// Opens a connection on which each answer must arrive within ten seconds. Waits for a server
     /// that is starting.
     pub(crate) fn connect(&self) -> anyhow::Result<Client> {

@@ -65,17 +65,17 @@ fn escaped(text: &[u8], is_escaped: impl Fn(char) -> bool) -> String {
     shown
 }
 
-/// Formats an error with its causes, omitting each cause that the text already ends with.
+/// Formats an error with its causes, omitting each cause that the text already ends with, and each
+/// text with which its cause begins.
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    let mut message = String::new();
+    let mut shown: Vec<String> = Vec::new();
     for cause in error.chain().map(ToString::to_string) {
-        if message.is_empty() {
-            message = cause;
-        } else if !message.ends_with(&cause) {
-            message = format!("{message}: {cause}");
+        shown.pop_if(|last| cause.strip_prefix(&**last).is_some_and(|rest| rest.starts_with(": ")));
+        if shown.last().is_none_or(|last| !last.ends_with(&cause)) {
+            shown.push(cause);
         }
     }
-    message
+    shown.join(": ")
 }
 
 #[cfg(test)]
@@ -127,6 +127,8 @@ mod tests {
     fn causes_are_shown_once() {
         let error = Err::<(), _>(anyhow!("no such file")).context("opening a: no such file").context("a").unwrap_err();
         assert_eq!(message(&error), "a: opening a: no such file");
+        let error = Err::<(), _>(anyhow!("a: no such file")).context("a").context("b").unwrap_err();
+        assert_eq!(message(&error), "b: a: no such file");
         let error = Err::<(), _>(anyhow!("b")).context("a").unwrap_err();
         assert_eq!(message(&error), "a: b");
     }

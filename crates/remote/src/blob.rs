@@ -138,6 +138,13 @@ impl Blob {
         Fetched { requests: self.requests.load(Relaxed), bytes: self.fetched_bytes.load(Relaxed) }
     }
 
+    /// Returns the bytes of the image whose chunks the cache holds.
+    pub fn held_bytes(&self) -> u64 {
+        let marked = self.chunks.as_ref().map_or_else(Vec::new, |chunks| chunks.marked(0..self.index.len()));
+        let held = marked.into_iter().enumerate().filter(|(_, is_held)| *is_held);
+        held.map(|(chunk, _)| self.index.range(chunk)).map(|range| range.end - range.start).sum()
+    }
+
     /// Fetches all chunks that the cache lacks; readers' requests go first. Calls `progress` with
     /// the bytes of the image that the cache has.
     ///

@@ -18,6 +18,7 @@
 //! write, a changed byte and an evicted chunk are therefore the same, and `used` is only a hint.
 
 use std::{
+    fmt::Display,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write},
     ops::Range,
@@ -27,7 +28,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -71,6 +72,8 @@ pub struct Cache {
     directory: PathBuf,
     limit_bytes: u64,
     stored_bytes: AtomicU64,
+    /// Why something could not be stored, the first time.
+    failure: OnceLock<String>,
 }
 
 /// A blob's part of the cache.
@@ -150,7 +153,32 @@ impl Cache {
     }
 
     fn at(directory: &Path, limit_bytes: u64) -> Self {
-        Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(CHECKED_BYTES) }
+        Self {
+            directory: directory.to_owned(),
+            limit_bytes,
+            stored_bytes: AtomicU64::new(CHECKED_BYTES),
+            failure: OnceLock::new(),
+        }
+    }
+
+    /// Returns the directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns the limit of the bytes on disk.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Returns why something could not be stored since the cache was opened, the first time that
+    /// this happened.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    fn note_failure(&self, error: &dyn Display) {
+        self.failure.get_or_init(|| error.to_string());
     }
 
     /// Returns the sum that `location` resolved to last time.
@@ -203,7 +231,9 @@ impl Cache {
             file.persist(path)?;
             Ok(())
         };
-        let _ = write();
+        if let Err(error) = write() {
+            self.note_failure(&error);
+        }
     }
 
     /// Returns the chunks of the blob with this index. The index is from [`Self::index`] unless it
@@ -215,7 +245,7 @@ impl Cache {
             let is_there = chunks.as_ref().is_ok_and(Chunks::keep);
             // Another process may remove the directory in between.
             if is_there || tries == MOST_TRIES {
-                return chunks;
+                return chunks.inspect_err(|error| self.note_failure(error));
             }
             tries += 1;
             thread::sleep(Duration::from_millis(1));
@@ -531,7 +561,9 @@ impl Chunks {
     fn mark(&self, chunk: usize, minute: u32) {
         if self.is_writable {
             // A wrong hint costs a read or a request.
-            let _ = self.used.write_all_at(&minute.to_le_bytes(), chunk as u64 * 4);
+            if let Err(error) = self.used.write_all_at(&minute.to_le_bytes(), chunk as u64 * 4) {
+                self.cache.note_failure(&error);
+            }
         }
     }
 
@@ -539,9 +571,15 @@ impl Chunks {
     pub(crate) fn write(&self, chunk: usize, bytes: &[u8]) {
         // If another process removed the files nevertheless, nothing is written to them.
         let is_writable = self.is_writable && self.is_there();
-        if is_writable && self.data.write_all_at(bytes, self.index.stored(chunk).start).is_ok() {
-            self.mark(chunk, minute());
-            self.cache.stored(bytes.len() as u64);
+        if !is_writable {
+            return;
+        }
+        match self.data.write_all_at(bytes, self.index.stored(chunk).start) {
+            Ok(()) => {
+                self.mark(chunk, minute());
+                self.cache.stored(bytes.len() as u64);
+            }
+            Err(error) => self.cache.note_failure(&error),
         }
     }
 

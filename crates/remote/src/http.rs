@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustls::crypto::ring;
+use rustls::{InvalidMessage, crypto::ring};
 use ureq::{
     Agent, AsSendBody, Body, SendBody,
     http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header},
@@ -352,7 +352,12 @@ pub(crate) fn same(one: &Url, other: &Url) -> bool {
 }
 
 fn failure(url: &Url, error: &ureq::Error) -> Failure {
-    let failed = server(url, &error.to_string());
+    let failed = match error {
+        ureq::Error::Io(error) if is_without_tls(error) => {
+            server(url, "the server does not use TLS, as https:// requires")
+        }
+        error => server(url, &error.to_string()),
+    };
     match error {
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => failed.into(),
         ureq::Error::Io(_)
@@ -362,6 +367,12 @@ fn failure(url: &Url, error: &ureq::Error) -> Failure {
         | ureq::Error::Protocol(_) => Failure::passing(failed),
         _ => failed.into(),
     }
+}
+
+/// Returns whether a server answered with something other than TLS.
+fn is_without_tls(error: &io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    matches!(inner, Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::Path};
 
-use url::{Host, Url};
+use url::{Host, ParseError, Url};
 
 use crate::{
     error::{Error, Result},
@@ -93,7 +93,11 @@ impl Location {
             }
             return Ok(Self::S3 { bucket: bucket.to_owned(), key: key.to_owned(), index });
         }
-        let url = Url::parse(name).map_err(|error| wrong(&error.to_string()))?;
+        let no_scheme = "must start with https://, s3:// or oci://";
+        let url = Url::parse(name).map_err(|error| match error {
+            ParseError::RelativeUrlWithoutBase => wrong(no_scheme),
+            error => wrong(&error.to_string()),
+        })?;
         if !url.username().is_empty() || url.password().is_some() {
             return Err(wrong("a URL with a user name or password is refused: it would be visible in process lists"));
         }
@@ -103,7 +107,7 @@ impl Location {
         match url.scheme() {
             "https" => Ok(Self::Web { url, index }),
             "http" => Ok(Self::Web { url, index }),
-            _ => Err(wrong("must start with https://, s3:// or oci://")),
+            _ => Err(wrong(no_scheme)),
         }
     }
 
@@ -229,6 +233,8 @@ mod tests {
     fn other_names() {
         for (name, what) in [
             ("ftp://host/x", "https://"),
+            ("./image", "must start with https://"),
+            ("", "must start with https://"),
             ("https://", "host"),
             ("https://user:secret@host/x", "password"),
             ("https://user:secret@host/x@sha256:0", "password"),

@@ -252,6 +252,7 @@ impl Registry {
             let reply = request(client, &server.place(&at)?, method, &accepted, None, until)?;
             match reply.status {
                 StatusCode::OK => read(reply, until),
+                StatusCode::NOT_FOUND => Err(reply.failure("the registry has no such image")),
                 _ => Err(reply.failure("the server refuses")),
             }
         };

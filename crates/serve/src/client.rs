@@ -49,7 +49,7 @@ pub struct Opened {
 /// now, or it has no export of this name ([`NotFound`](io::ErrorKind::NotFound)).
 pub fn open_export(stream: &mut (impl Read + Write), export: &str) -> io::Result<Opened> {
     let mut greeting = [0; GREETING_BYTES];
-    stream.read_exact(&mut greeting)?;
+    stream.read_exact(&mut greeting).map_err(closed)?;
     let magic = [INIT_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
     let flags = u16::from_be_bytes([greeting[16], greeting[17]]);
     if greeting[..16] != magic[..] || flags & handshake::FIXED_NEWSTYLE == 0 {
@@ -58,17 +58,17 @@ pub fn open_export(stream: &mut (impl Read + Write), export: &str) -> io::Result
     let query = InfoQuery { name: export.as_bytes(), kinds: Vec::new() }.encode();
     let header = OptionHeader { option: option::GO, len_bytes: query.len() as u32 };
     let flags = u32::from(flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES));
-    stream.write_all(&[&flags.to_be_bytes()[..], &header.encode(), &query].concat())?;
+    stream.write_all(&[&flags.to_be_bytes()[..], &header.encode(), &query].concat()).map_err(closed)?;
     let mut opened = None;
     loop {
         let mut header = [0; OPTION_REPLY_HEADER_BYTES];
-        stream.read_exact(&mut header)?;
+        stream.read_exact(&mut header).map_err(closed)?;
         let OptionReplyHeader { option, kind, len_bytes } = OptionReplyHeader::parse(&header).map_err(malformed)?;
         if option != option::GO || len_bytes > MAX_OPTION_BYTES {
             return Err(malformed("unexpected reply from the server"));
         }
         let mut data = vec![0; len_bytes as usize];
-        stream.read_exact(&mut data)?;
+        stream.read_exact(&mut data).map_err(closed)?;
         match kind {
             reply::ACK => return opened.ok_or_else(|| malformed("the server did not report the export's size")),
             reply::INFO => {
@@ -94,6 +94,16 @@ impl<T: Read + Write + Send> Stream for T {}
 /// Returns the error for data that violate the protocol.
 fn malformed(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Names the cause of the errors of a connection that the server has closed.
+fn closed(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            io::Error::new(io::ErrorKind::ConnectionAborted, "the server closed the connection")
+        }
+        _ => error,
+    }
 }
 
 impl Client {
@@ -154,7 +164,7 @@ impl Client {
                 sent.extend(Request { flags: 0, kind: command::READ, cookie, offset, len_bytes }.encode());
                 asked.push_back((cookie, offset, buf));
             }
-            self.stream.write_all(&sent)?;
+            self.stream.write_all(&sent).map_err(closed)?;
             refused = refused.or(self.take_answer(&mut asked)?);
         }
         refused.map_or(Ok(()), Err)
@@ -164,7 +174,7 @@ impl Client {
     /// error, if any.
     fn take_answer(&mut self, asked: &mut VecDeque<(u64, u64, &mut [u8])>) -> io::Result<Option<io::Error>> {
         let mut header = [0; SIMPLE_REPLY_BYTES];
-        self.stream.read_exact(&mut header)?;
+        self.stream.read_exact(&mut header).map_err(closed)?;
         let [m0, m1, m2, m3, e0, e1, e2, e3, found @ ..] = header;
         let found = u64::from_be_bytes(found);
         let number = asked.iter().position(|(cookie, ..)| *cookie == found);
@@ -174,7 +184,7 @@ impl Client {
             return Err(malformed("unexpected reply from the server"));
         };
         match u32::from_be_bytes([e0, e1, e2, e3]) {
-            0 => self.stream.read_exact(buf).map(|()| None),
+            0 => self.stream.read_exact(buf).map(|()| None).map_err(closed),
             errno => {
                 let error = io::Error::from_raw_os_error(errno.cast_signed());
                 Ok(Some(io::Error::new(error.kind(), format!("byte {offset}: server error: {error}"))))

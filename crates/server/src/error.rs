@@ -77,18 +77,20 @@ pub enum TakeOverError {
     NotGiven,
 }
 
-/// Formats an error with its causes, omitting each cause that the text already ends with.
+/// Formats an error with its causes, omitting each cause that the text already ends with, and each
+/// text with which its cause begins.
 pub(crate) fn message(error: &dyn error::Error) -> String {
-    let mut message = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let text = cause.to_string();
-        if !message.ends_with(&text) {
-            message = format!("{message}: {text}");
+    let mut shown: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let text = error.to_string();
+        shown.pop_if(|last| text.strip_prefix(&**last).is_some_and(|rest| rest.starts_with(": ")));
+        if shown.last().is_none_or(|last| !last.ends_with(&text)) {
+            shown.push(text);
         }
-        next = cause.source();
+        next = error.source();
     }
-    message
+    shown.join(": ")
 }
 
 pub(crate) fn no_thread(source: io::Error) -> Error {

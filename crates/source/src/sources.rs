@@ -67,9 +67,10 @@ impl Sources<'_> {
         if let Some(format) = self.options.format {
             return match sources {
                 [source] if from_input == 0 => of_format(source, format, options, self.warn),
-                _ => Err(Error::Options(
+                [_] => Err(Error::Options(
                     "--format is for a single disk in a file, not for standard input (-)".to_owned(),
                 )),
+                _ => Err(Error::Options(format!("--format is for a single disk, not for {} sources", sources.len()))),
             };
         }
         let (mut layers, mut of_container) = (Vec::new(), false);

@@ -46,9 +46,11 @@ fn is_scheme(text: &str) -> bool {
 }
 
 /// Returns a name as errors and logs show it: a URL without user, password and query, which may
-/// hold a signature. Digests stay.
+/// hold a signature. Digests stay. An empty name is in quotation marks.
 pub fn shown(name: &Path) -> String {
-    let Location::Url { scheme, url } = Location::of(name) else { return name.display().to_string() };
+    let Location::Url { scheme, url } = Location::of(name) else {
+        return if name.as_os_str().is_empty() { "''".to_owned() } else { name.display().to_string() };
+    };
     let rest = &url[scheme.len() + "://".len()..];
     let server = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
     let start = match (server.rfind('@'), server.rsplit_once(':')) {

@@ -393,7 +393,7 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
     input.files = Files::Many { directories: all_directories, files: all_files };
     let named = input.names.files + input.names.others;
     ensure!(named > 0 || input.skipped.unreadable > 0, "{}: no files in it", input.name);
-    ensure!(named > 0, "{}: cannot read any file in it", input.name);
+    ensure!(named > 0, "{}: cannot read any file in it: access denied, or paths longer than 4095 bytes", input.name);
     Ok(input)
 }
 

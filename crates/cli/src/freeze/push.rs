@@ -1,15 +1,15 @@
 //! `pagefold freeze --push`: the image goes to a registry.
 
-use std::{env, sync::Arc};
+use std::{env, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, anyhow, ensure};
 use pagefold_erofs::{BuildOptions, ReadAt};
 use pagefold_output::ImageFormat;
-use pagefold_remote::{Clusters, Location, Part};
+use pagefold_remote::{Clusters, Location, Part, Reference};
 use pagefold_server::{BaseImage, Frozen};
 
 use super::{Args, with_place};
-use crate::{progress::ProgressLine, remote::parts, report::misuse, storage};
+use crate::{progress::ProgressLine, remote::parts, report::misuse, storage, text::message};
 
 impl Args {
     /// Stores the disk at `location`.
@@ -23,6 +23,13 @@ impl Args {
         let asked = self.asked_for_push().map_err(misuse)?;
         pagefold_remote::check(None, &[], &location)?;
         let name = location.to_string();
+        // Under another image, the base could not be opened again.
+        let is_same = |open: &PathBuf| open.to_str().is_some_and(|open| is_tag(open, &location));
+        ensure!(
+            !self.peer.open_images()?.iter().any(is_same),
+            "{name}: the server has a base open by this tag: push to another tag, or serve the base with its sum, as \
+             @sha256:DIGITS"
+        );
         let frozen = Frozen::of_client(self.peer.connect()?, &self.name)?;
         let described = frozen.described();
         let within = || described.clone();
@@ -30,7 +37,12 @@ impl Args {
             Some(_) => None,
             None => {
                 let remote = self.remote.clone();
-                frozen.base_image(&move |name| storage::open(name, &remote)).with_context(within)?
+                let base = frozen.base_image(&move |name| storage::open(name, &remote));
+                base.map_err(|error| {
+                    let what = message(&error.into());
+                    anyhow!("{what}; with --codec, all of the disk is pushed without the base")
+                })
+                .with_context(within)?
             }
         };
         let devices = base.as_ref().map_or_else(|| Ok(Vec::new()), layers_of).with_context(within)?;
@@ -69,6 +81,18 @@ impl Args {
         ensure!(!self.backing, "--push sends only what changed since an EROFS base: leave out --backing");
         ensure!(!self.force, "--force is for -o: a tag in a registry is always replaced");
         self.asked()
+    }
+}
+
+/// Returns whether an image was opened by the tag at `location`.
+fn is_tag(open: &str, location: &Location) -> bool {
+    let tag = |reference: &Reference| reference.tag.clone().unwrap_or_else(|| "latest".to_owned());
+    match (Location::parse(open), location) {
+        (Ok(Location::Oci(open)), Location::Oci(to)) => {
+            open.manifest.is_none()
+                && (&open.registry, &open.repository, tag(&open)) == (&to.registry, &to.repository, tag(to))
+        }
+        _ => false,
     }
 }
 

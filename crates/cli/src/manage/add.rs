@@ -28,7 +28,7 @@ pub(crate) struct Args {
     name: String,
 
     /// Size of the disk, a multiple of 512 bytes
-    #[arg(long, value_parser = size::parse, required_unless_present = "base")]
+    #[arg(long, value_parser = size::parse)]
     size: Option<u64>,
 
     /// Memory limit of the disk; writes beyond it fail with ENOSPC, or wait if the server runs with
@@ -71,7 +71,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let command = match base {
         Some(file) => Command::AddBase(AddBase { socket, quota, ..add_base(name, file.clone(), devices, *format)? }),
         None => {
-            let size_bytes = size.context("a disk needs --size SIZE, or --base FILE")?;
+            let size = size.ok_or_else(|| misuse(anyhow!("a disk needs --size SIZE, or --base FILE")));
+            let size_bytes = size?;
             Command::Add(Add { name, size_bytes, limit_bytes: *limit, read_only: *read_only, socket, quota })
         }
     };

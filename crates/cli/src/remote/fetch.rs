@@ -2,16 +2,16 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
-use anyhow::Context;
-use pagefold_output::{ImageFormat, Inputs, NewFile, Written};
-use pagefold_remote::{LayerFile, Options, Remote};
+use anyhow::{Context, bail};
+use pagefold_output::{Draft, ImageFormat, Inputs, NewFile, Written};
+use pagefold_remote::{LayerFile, Location, Options, Remote};
 
 use super::RemoteArgs;
-use crate::{output::output, progress::ProgressLine};
+use crate::{output::output, progress::ProgressLine, size};
 
 /// What the name of the file next to a layer ends with.
 const TREE_SUFFIX: &str = ".dmverity";
@@ -39,23 +39,46 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let remote = args.remote.open_remote(&args.location)?;
+    let (location, options) = (Location::parse(&args.location)?, args.remote.options()?);
+    let remote = pagefold_remote::open(&location, &options)?;
+    let Some(fixed) = remote.fixed() else {
+        bail!("{location}: the cache keeps only images with a chunk index: make one with 'pagefold index'")
+    };
     match &args.layer_cache {
-        Some(directory) => write_layer(&remote, &args.remote.options()?, directory)?,
-        None => fetch_all(&remote)?,
+        Some(directory) => write_layer(&remote, &options, directory)?,
+        None => {
+            let total: u64 = remote.blobs().iter().map(|blob| blob.index().size_bytes()).sum();
+            // Chunks of an image that is too large would only evict those of others.
+            if options.cache.as_ref().is_none_or(|cache| total <= cache.limit_bytes()) {
+                fetch_all(&remote, total)?;
+            }
+            check_held(&location, &options, total)?;
+        }
     }
     let mut out = output();
-    match remote.fixed() {
-        Some(fixed) => writeln!(out, "{fixed}")?,
-        None => writeln!(out, "{}", args.location)?,
-    }
+    writeln!(out, "{fixed}")?;
     out.flush()?;
     Ok(())
 }
 
-fn fetch_all(remote: &Remote) -> anyhow::Result<()> {
+/// Checks that the cache holds all of an image, so that it can be read without a request.
+fn check_held(location: &Location, options: &Options, total: u64) -> anyhow::Result<()> {
+    let mut offline = options.clone();
+    offline.is_offline = true;
+    let held = pagefold_remote::open(location, &offline).map(|remote| remote.blobs());
+    let held_bytes = held.map_or(0, |blobs| blobs.iter().map(|blob| blob.held_bytes()).sum::<u64>());
+    let Some(cache) = options.cache.as_ref().filter(|_| held_bytes < total) else { return Ok(()) };
+    let (directory, limit) = (cache.directory().display(), size::written(cache.limit_bytes()));
+    let (held, total) = (size::show(held_bytes), size::show(total));
+    let holds = format!("{location}: the cache in {directory}, with a limit of {limit}, holds {held} of {total}");
+    match cache.failure() {
+        Some(why) => bail!("{holds}: {why}: make room on its disk, or give another --chunk-cache"),
+        None => bail!("{holds}: give a larger --chunk-cache-limit"),
+    }
+}
+
+fn fetch_all(remote: &Remote, total: u64) -> anyhow::Result<()> {
     let blobs = remote.blobs();
-    let total = blobs.iter().map(|blob| blob.index().size_bytes()).sum();
     let mut line = ProgressLine::new();
     let mut before = 0;
     for blob in blobs {
@@ -90,10 +113,19 @@ fn write_layer(remote: &Remote, options: &Options, directory: &Path) -> anyhow::
     drop(line);
     let draft_beside = new_beside.make_draft()?;
     draft_beside.file().write_all(text.as_bytes()).with_context(|| beside.display().to_string())?;
+    // Another process that fetches the same layer writes the same bytes.
+    let is_layer = |file: &File| layer.is_in(file).is_ok_and(|is_in| is_in);
+    let is_text = |file: &File| io::read_to_string(file).is_ok_and(|found| found == text);
     // containerd takes a layer once it has its name, and what has both names is not written again.
-    for (new, draft) in [(new_beside, draft_beside), (new, draft)] {
-        draft.file().sync_all().with_context(|| new.path().display().to_string())?;
-        new.take(draft)?;
+    take_unless(new_beside, draft_beside, &is_text)?;
+    take_unless(new, draft, &is_layer)
+}
+
+/// Gives a draft its name, unless another process has given it to a file that `is_same`.
+fn take_unless(new: NewFile, draft: Draft, is_same: &dyn Fn(&File) -> bool) -> anyhow::Result<()> {
+    draft.file().sync_all().with_context(|| new.path().display().to_string())?;
+    match new.take(draft) {
+        Err(_) if File::open(new.path()).is_ok_and(|file| is_same(&file)) => Ok(()),
+        taken => Ok(taken?),
     }
-    Ok(())
 }

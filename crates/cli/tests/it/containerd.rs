@@ -5,7 +5,7 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use pagefold_testing::{programs, registry::Registry, skip, skip_for_good};
@@ -156,6 +156,35 @@ fn a_pushed_tree_is_a_layer_of_containerd() {
         run(Command::new("diff").args(["-r", "--no-dereference"]).args([&tree, &root]));
         fs::write(root.join("etc/many/7"), "changed").expect("a change");
         assert_eq!(fs::read_to_string(upper.join("etc/many/7")).expect("a file"), "changed");
+    }
+}
+
+/// Processes that fetch the same layer at the same time all succeed, whichever is the first.
+#[test]
+fn a_layer_is_fetched_by_several_processes() {
+    const TEST: &str = "a_layer_is_fetched_by_several_processes";
+    let Some(registry) = Registry::start(TEST) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("file"), vec![b'x'; 1 << 20]).expect("a file");
+    run(pagefold().arg("pack").arg(at("file")).args(["--codec", "none", "-o"]).arg(at("image.erofs")));
+    run(pagefold().arg("push").arg(at("image.erofs")).arg(registry.url("a:1")));
+    for round in 0..5 {
+        let cache = at(&format!("layers{round}"));
+        let fetch = |number: usize| {
+            let mut fetch = pagefold();
+            fetch.arg("fetch").arg("--chunk-cache").arg(at(&format!("chunks{round}-{number}")));
+            fetch.arg("--layer-cache").arg(&cache).arg(registry.url("a:1"));
+            fetch.stderr(Stdio::piped()).spawn().expect("it starts")
+        };
+        let fetches: Vec<_> = (0..4).map(fetch).collect();
+        for fetch in fetches {
+            let fetched = fetch.wait_with_output().expect("it ends");
+            assert!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
+        }
+        let layers = fs::read_dir(cache.join("sha256")).expect("a folder").flatten();
+        let names: Vec<_> = layers.flat_map(|layer| fs::read_dir(layer.path()).expect("a folder")).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
     }
 }
 

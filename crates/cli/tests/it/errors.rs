@@ -2,7 +2,10 @@
 
 use std::{fs, os::unix::net::UnixStream, thread, time::Duration};
 
-use rustix::process::Signal;
+use rustix::{
+    fs::{Mode, OFlags, mkdirat, openat},
+    process::Signal,
+};
 use tempfile::TempDir;
 
 use crate::server::{Server, pagefold, run, run_to_fail};
@@ -91,6 +94,47 @@ fn standard_output_that_fails_is_named() {
     drop(reader);
     let output = pagefold().args(["pack", &at("tree"), "-o", "-"]).stdout(closed).output().expect("a start");
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("Broken pipe"), "{output:?}");
+}
+
+/// Errors name the image, the location or the path, each once.
+#[test]
+fn errors_name_what_they_are_about() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    run(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
+    let nowhere = format!("{}:/nope", at("image"));
+    for args in [&["ls", &nowhere][..], &["info", &nowhere], &["check", &nowhere], &["extract", &nowhere, "-C", "new"]]
+    {
+        assert_names(&run_to_fail(pagefold().args(args)), &[&at("image"), "/nope"]);
+    }
+    for command in ["ls", "info", "check"] {
+        assert_names(&run_to_fail(pagefold().args([command, ""])), &["'': No such file"]);
+    }
+    assert_names(&run_to_fail(pagefold().args(["add", "a", "--base", ""])), &["'': ", "empty path"]);
+    let image = at("image");
+    for args in [&["fetch", &image][..], &["push", &image, &image], &["freeze", "a", "--push", &image]] {
+        assert_names(&run_to_fail(pagefold().args(args)), &[&format!("{image}: must start with https://")]);
+    }
+    let location = "oci://127.0.0.1:1/image";
+    for command in ["ls", "fetch"] {
+        let mut offline = pagefold();
+        offline.env("PAGEFOLD_CACHE", at("cache")).args([command, "--offline", location]);
+        let message = run_to_fail(&mut offline);
+        assert_eq!(message.matches(location).count(), 1, "{message}");
+    }
+    // Deeper than a path can be.
+    let deepest = folder.path().join("deep");
+    fs::create_dir(&deepest).expect("a folder");
+    let mut here = fs::File::open(&deepest).expect("a folder");
+    let name = "n".repeat(255);
+    for _ in 0..20 {
+        mkdirat(&here, &name, Mode::RWXU).expect("a folder");
+        here = openat(&here, &name, OFlags::DIRECTORY, Mode::empty()).expect("a folder").into();
+    }
+    openat(&here, "file", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR).expect("a file");
+    let message = run_to_fail(pagefold().arg("advise").arg(&deepest));
+    assert_names(&message, &["cannot read any file in it", "longer than 4095 bytes"]);
 }
 
 #[test]

@@ -228,6 +228,40 @@ fn only_changes_are_pushed() {
     }
 }
 
+/// The tag of a server's base stays, since the base is opened by it again. With a sum, the tag may move.
+#[test]
+fn a_push_does_not_replace_a_base() {
+    const TEST: &str = "a_push_does_not_replace_a_base";
+    let (Some(registry), Some(machine)) = (Registry::start(TEST), Machine::new(TEST)) else { return };
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| text(&folder.path().join(name)).to_owned();
+    make_image(&folder.path().join("disk.img"), 2);
+    run(pagefold().args(["pack", &at("disk.img"), "-o", &at("base.erofs")]));
+    let (url, other) = (registry.url("base:latest"), registry.url("base:2"));
+    let fixed = machine.run(&["push", &at("base.erofs"), &url]);
+    let server = machine.serve(&[&url]);
+    machine.ask(&server, &["fork", "base", "job"]);
+    machine.ask(&server, &["add", "other", "--size", "1M"]);
+    // 'latest' is the tag of a location without one.
+    for (disk, to) in [("job", &url), ("other", &url), ("job", &registry.url("base"))] {
+        let message = run_to_fail(&mut machine.with_cache(server.ask(&["freeze", disk, "--push", to])));
+        let words = [&**to, "a base open by this tag", "push to another tag", "@sha256:DIGITS"];
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+    machine.ask(&server, &["freeze", "job", "--push", &other]);
+    // Someone else moves the tag.
+    run(pagefold().args(["pack", "--codec", "zstd", &at("disk.img"), "-o", &at("new.erofs")]));
+    machine.run(&["push", &at("new.erofs"), &url]);
+    let message = run_to_fail(&mut machine.with_cache(server.ask(&["freeze", "job", "--push", &other])));
+    assert!(message.contains("changed or replaced") && message.contains("with --codec"), "{message}");
+    machine.ask(&server, &["freeze", "job", "--push", &other, "--codec", "lz4"]);
+    let second = machine.serve(&[fixed.trim_end()]);
+    machine.ask(&second, &["fork", "base", "job"]);
+    for _ in 0..2 {
+        machine.ask(&second, &["freeze", "job", "--push", &url]);
+    }
+}
+
 /// Ten deltas, one above the other. Each is sent once, and a flat image of the last needs none of them.
 #[test]
 fn a_chain_in_a_registry() {

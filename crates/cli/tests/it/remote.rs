@@ -4,6 +4,8 @@ use std::{
     collections::hash_map::RandomState,
     fs,
     hash::{BuildHasher, Hasher},
+    io::{Read, Write},
+    net::TcpListener,
     ops::Range,
     path::Path,
     process::Command,
@@ -11,7 +13,10 @@ use std::{
 };
 
 use pagefold_remote::Sum;
-use pagefold_testing::web::{Reply, Server as WebServer};
+use pagefold_testing::{
+    skip_for_good,
+    web::{Reply, Server as WebServer},
+};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -50,6 +55,10 @@ fn images() -> (TempDir, Vec<u8>) {
         assert!(output(pagefold().args(["index", &at(name)])).starts_with("sha256:"));
     }
     (folder, bytes)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
 }
 
 fn web(folder: &Path) -> WebServer {
@@ -198,6 +207,20 @@ fn errors_say_what_to_do() {
         assert!(message.contains(what), "{message}");
     }
     let (folder, _) = images();
+    let plain = web(folder.path());
+    let nowhere = plain.url("/none:1").replace("http://", "oci://");
+    let message = run_to_fail(cached(cache.path()).args(["ls", &nowhere]));
+    assert!(message.contains("the registry has no such image: 404"), "{message}");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let _ = client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            let _ = client.read(&mut [0; 4096]);
+        }
+    });
+    let message = run_to_fail(cached(cache.path()).args(["ls", &format!("https://{address}/tree.erofs")]));
+    assert!(message.contains("the server does not use TLS, as https:// requires"), "{message}");
     let image = folder.path().join("tree.erofs");
     let message = run_to_fail(pagefold().arg("push").arg(&image).arg("https://host/x"));
     assert!(message.contains("pagefold index"), "{message}");
@@ -281,6 +304,39 @@ fn errors_show_no_secret() {
         let message = run_to_fail(&mut server.ask(&["add", "other", "--base", url]));
         assert!(!message.contains("s3cret"), "{url}: {message}");
     }
+}
+
+/// What `fetch` leaves in the cache is all of the image, or it fails and says what is missing: the
+/// limit is too low, the cache's disk is full, or nothing of the image can be kept.
+#[test]
+fn an_image_that_the_cache_cannot_hold_is_not_fetched() {
+    const TEST: &str = "an_image_that_the_cache_cannot_hold_is_not_fetched";
+    let (folder, _) = images();
+    let web = web(folder.path());
+    let url = web.url("/tree.erofs");
+    let cache = folder.path().join("cache");
+    let message = run_to_fail(cached(&cache).args(["fetch", "--chunk-cache-limit", "1M", &url]));
+    let held =
+        ["cache in ", text(&cache), "a limit of 1 MiB", "holds 0 B of 4", "MiB: give a larger --chunk-cache-limit"];
+    assert!(held.iter().all(|part| message.contains(part)), "{message}");
+    output(cached(&cache).args(["fetch", &url]));
+    assert_eq!(output(cached(&cache).args(["cat", "--offline", &format!("{url}:/small")])), "small\n");
+    // All of it is there.
+    output(cached(&cache).args(["fetch", "--chunk-cache-limit", "1M", &url]));
+    let unverified = ["fetch", "--unverified", &web.url("/disk.img")];
+    let message = run_to_fail(cached(&cache).args(unverified));
+    assert!(message.contains("keeps only images with a chunk index"), "{message}");
+    if !rustix::process::geteuid().is_root() {
+        return skip_for_good(TEST, "mounting needs root");
+    }
+    let Some([mount, umount]) = pagefold_testing::programs(TEST, ["mount", "umount"]) else { return };
+    let full = folder.path().join("full");
+    fs::create_dir(&full).expect("a folder");
+    output(Command::new(mount).args(["-t", "tmpfs", "-osize=1m", "tmpfs"]).arg(&full));
+    let message = run_to_fail(cached(&full).args(["fetch", &url]));
+    output(Command::new(umount).arg("-l").arg(&full));
+    let held = ["cache in ", text(&full), "a limit of 10 GiB", "No space left on device", "make room", "--chunk-cache"];
+    assert!(held.iter().all(|part| message.contains(part)), "{message}");
 }
 
 /// A proxy, which may be another machine, does not stand between the program and this machine.

@@ -19,7 +19,7 @@ use super::follow::{LastLink, follow};
 use super::overlayfs::{self, Mark};
 use super::scan_options::ScanOptions;
 use super::tree::{Node, NodeId, NodeKind, Tree, Visit};
-use super::warnings::WarningKind;
+use super::warnings::{WarningKind, Warnings};
 use crate::error::{Error, Result};
 
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
@@ -47,6 +47,8 @@ pub struct Layer {
     /// Nodes that are placeholders for files of layers below.
     pub(super) pending: HashMap<NodeId, Pending>,
     pub(super) marks: HashMap<NodeId, Mark>,
+    /// Warnings about what is the rule in layers that are stacked.
+    pub(super) unless_stacked: Warnings,
 }
 
 /// A hard link to a file that is not in the same layer.
@@ -60,7 +62,13 @@ pub(super) struct Pending {
 
 impl Layer {
     pub(super) fn new(tree: Tree) -> Self {
-        Self { tree, undescribed: HashSet::new(), pending: HashMap::new(), marks: HashMap::new() }
+        Self {
+            tree,
+            undescribed: HashSet::new(),
+            pending: HashMap::new(),
+            marks: HashMap::new(),
+            unless_stacked: Warnings::default(),
+        }
     }
 
     /// Returns the tree. It may still have whiteouts, and placeholders for files of layers below.
@@ -105,6 +113,7 @@ impl Layer {
             );
             return Err(Error::Source { path: self.tree.name_of(id), what });
         }
+        self.tree.warnings_mut().append(self.unless_stacked);
         self.tree.nodes_mut(0).for_each(|node| overlayfs::drop_bookkeeping(&mut node.xattrs));
         let mut whiteouts = Vec::new();
         for visit in &visits {

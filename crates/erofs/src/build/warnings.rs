@@ -36,6 +36,9 @@ pub enum WarningKind {
     AclName,
     /// Archives end without the zeros that mark their end, so members may be missing.
     NoEnd,
+    /// Directories of an archive were left out, with the files in them, because a later member that is
+    /// not a directory has their name.
+    ReplacedDirectory,
     /// Files whose names denote whiteouts of container layers became ordinary files.
     WhiteoutFile,
     /// A layer contains directories that it does not describe, so their default mode and owner hide
@@ -107,6 +110,10 @@ impl fmt::Display for Warning {
             WarningKind::NoEnd => (
                 "archive ends without an end marker, so members may be missing",
                 "archives end without an end marker, so members may be missing",
+            ),
+            WarningKind::ReplacedDirectory => (
+                "directory left out with its files because a later member of the archive has its name",
+                "directories left out with their files because later members of the archive have their names",
             ),
             WarningKind::WhiteoutFile => (
                 "whiteout kept as an ordinary file: use --layer to keep it in overlayfs form, or give the lower layers \

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use pagefold_erofs::{
-    BuildOptions, IdMap, IdRange, Image, Indexes, Layer, NodeKind, ScanOptions, Tree, WarningKind, build,
+    BuildOptions, IdMap, IdRange, Image, Indexes, Layer, NodeKind, ScanOptions, Tree, WarningKind, Whiteouts, build,
 };
 
 use crate::tools::{assert_same, run, skip, tree_of_directory, tree_of_image};
@@ -430,6 +430,34 @@ fn members_of_unknown_kinds_are_refused() {
 }
 
 /// An excluded file may have hard links that are not excluded.
+/// A directory whose files a later member replaces is reported, unless layers are stacked, where this
+/// is the rule.
+#[test]
+fn directories_with_files_that_are_replaced_are_reported() {
+    let kinds = [(b'0', "", "d"), (b'0', "", "d/."), (b'2', "target", "d"), (b'6', "", "d"), (b'1', "e", "d")];
+    for (kind, link, name) in kinds {
+        let replaced = |files: &[&str]| {
+            let first = old_member(b'0', "e", "", 0, b"");
+            let files = files.iter().map(|name| old_member(b'0', name, "", 0, b""));
+            let members: Vec<_> =
+                [first].into_iter().chain(files).chain([old_member(kind, name, link, 0, b"")]).collect();
+            (warnings_of(&read(&members, &ScanOptions::default()).unwrap()), members)
+        };
+        let (warnings, members) = replaced(&["d/b", "d/c"]);
+        assert_eq!(warnings, [(WarningKind::ReplacedDirectory, 1, format!("the.tar: {name}"))], "{name} {kind}");
+        let layers = [&members[..], &[]].map(|members: &[Vec<u8>]| {
+            let mut archive = tempfile::tempfile().unwrap();
+            archive.write_all(&[members.concat(), vec![0; 1024]].concat()).unwrap();
+            Layer::from_tar(archive, Path::new(""), &ScanOptions::default()).unwrap()
+        });
+        assert_eq!(warnings_of(&Layer::stack(layers, Whiteouts::Apply).unwrap()), []);
+        // A file has none.
+        assert_eq!(replaced(&["d"]).0, []);
+    }
+    let members = [old_member(b'0', "d/b", "", 0, b""), old_member(b'5', "d", "", 0, b"")];
+    assert_eq!(warnings_of(&read(&members, &ScanOptions::default()).unwrap()), []);
+}
+
 #[test]
 fn excluded_files_may_have_further_names() {
     let members = [

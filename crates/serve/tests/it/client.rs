@@ -99,7 +99,9 @@ fn invalid_answers_are_errors() {
     let start = Instant::now();
     // Truncated at any position.
     for len in (0..sound.len()).step_by(3).filter(|len| *len < 200 || len % 500 < 3) {
-        answered(&sound[..len]).unwrap_err();
+        let error = answered(&sound[..len]).unwrap_err();
+        assert_eq!(error.to_string(), "the server closed the connection");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted);
     }
     // A changed byte at any position where it matters: not in flags, nor in the data read.
     let (flags, content) = (16, sound.len() - 4096);

@@ -132,6 +132,7 @@ impl Reading<'_> {
         if member.kind == EntryType::Link
             && let Some(node) = self.linked(member)?
         {
+            self.warn_of_directory(parent, name, member);
             return self.layer.tree.link(parent, name, node).map_err(|error| of_member(&member.path, error));
         }
         let Some(kind) = self.kind_of(member)? else { return Ok(()) };
@@ -141,11 +142,22 @@ impl Reading<'_> {
         let id = match (known, &kind) {
             (Some(node), NodeKind::Directory(_)) => node,
             _ => {
+                self.warn_of_directory(parent, name, member);
                 let node = Node { kind, ..undescribed(self.options) };
-                tree.add(parent, name, node).map_err(|error| of_member(&member.path, error))?
+                self.layer.tree.add(parent, name, node).map_err(|error| of_member(&member.path, error))?
             }
         };
         self.describe(member, id)
+    }
+
+    /// Counts a directory with files of which a member that is not a directory takes the name.
+    fn warn_of_directory(&mut self, parent: NodeId, name: &[u8], member: &Member) {
+        let Layer { tree, unless_stacked, .. } = &mut self.layer;
+        let replaced = tree.child(parent, name).map(|id| &tree.node(id).kind);
+        if matches!(replaced, Some(NodeKind::Directory(names)) if !names.is_empty()) {
+            let path = || of_archive(&self.archive.name, &shown(&member.path)).display().to_string();
+            unless_stacked.add(WarningKind::ReplacedDirectory, path);
+        }
     }
 
     /// Keeps an excluded file without a name, because an included name may be a hard link to it.
