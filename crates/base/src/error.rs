@@ -14,7 +14,7 @@ use crate::Format;
 #[non_exhaustive]
 pub enum OpenError {
     /// The system cannot open or read the file.
-    #[error("{}: {source}", shown(path))]
+    #[error("{}", named(path, source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -55,6 +55,13 @@ pub enum OpenError {
         /// The reason.
         source: pagefold_erofs::Error,
     },
+}
+
+/// Returns an error with the name of its file, which that of a remote file has already.
+fn named(path: &Path, source: &io::Error) -> String {
+    let (name, text) = (shown(path), source.to_string());
+    let has_name = text.strip_prefix(&*name).is_some_and(|rest| rest.starts_with(": "));
+    if has_name { text } else { format!("{name}: {text}") }
 }
 
 impl OpenError {

@@ -11,15 +11,15 @@
 //! device holds the whole output, its earlier content, or something that cannot be mistaken for either.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Seek, SeekFrom},
     ops::Range,
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{FallocateFlags, OFlags, SeekFrom as SeekData, fallocate, seek},
+    fs::{FallocateFlags, OFlags, SeekFrom as SeekData, fallocate, major, minor, seek},
     io::Errno,
 };
 
@@ -50,7 +50,7 @@ impl Device {
     /// Opens the device at `path`, unless it is in use.
     ///
     /// # Errors
-    /// It is mounted or otherwise in use, cannot be opened, or may not be overwritten.
+    /// It is mounted or otherwise in use, cannot be opened, is read-only, or may not be overwritten.
     pub(crate) fn open(path: &Path, written: Written, force: bool) -> Result<Self> {
         let shown = || path.display().to_string();
         let flags = OFlags::EXCL.bits().cast_signed();
@@ -61,6 +61,11 @@ impl Device {
                 _ => error,
             })
             .during(shown)?;
+        ensure!(
+            !is_read_only(file.metadata().during(shown)?.rdev()),
+            "{} is a read-only device: nothing was written",
+            path.display()
+        );
         let size_bytes = file.seek(SeekFrom::End(0)).during(shown)?;
         if !force {
             written.check_overwritten(path, &file, size_bytes)?;
@@ -95,6 +100,12 @@ impl Device {
         put(output, len_bytes, self.size_bytes, &self.file)
             .during(|| format!("writing {}: it has no valid content now", shown()))
     }
+}
+
+/// Returns whether a block device is read-only: it may be opened for writing all the same.
+fn is_read_only(device: u64) -> bool {
+    let flag = format!("/sys/dev/block/{}:{}/ro", major(device), minor(device));
+    fs::read_to_string(flag).is_ok_and(|flag| flag.trim() == "1")
 }
 
 /// The target to which an output is copied.

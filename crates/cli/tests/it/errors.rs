@@ -117,7 +117,7 @@ fn errors_name_what_they_are_about() {
         assert_names(&run_to_fail(pagefold().args(args)), &[&format!("{image}: must start with https://")]);
     }
     let location = "oci://127.0.0.1:1/image";
-    for command in ["ls", "fetch"] {
+    for command in ["ls", "fetch", "serve"] {
         let mut offline = pagefold();
         offline.env("PAGEFOLD_CACHE", at("cache")).args([command, "--offline", location]);
         let message = run_to_fail(&mut offline);

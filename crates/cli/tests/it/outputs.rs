@@ -469,6 +469,9 @@ fn a_device_gets_a_whole_image_or_keeps_its_content() {
     run(&mut pack(&[&at("s"), "--codec", "zstd", "-o", &device.0]));
     run(pagefold().args(["check", "--against", &at("s"), &device.0]));
 
+    let Some(read_only) = Loop::with(TEST, &["--read-only", &at("disk")]) else { return };
+    fails(&mut pack(&[&at("s"), "-o", &read_only.0, "--force"]), &["is a read-only device: nothing was written"]);
+
     let server = Server::start(&[&at("base.raw"), "--export", "name=small,size=1M"]);
     let needs = [sizes[0], " has 2 MiB, and the output needs 3 MiB"];
     fails(&mut server.ask(&["freeze", "base", "--force", "-o", &device.0]), &needs);
