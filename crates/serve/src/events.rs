@@ -34,7 +34,7 @@ use crate::{
     negotiate::{Ended, Negotiation, Session},
     newcomer::{Handshake, Newcomer, Place, Progress},
     pause::{Ask, Asked, LAST, PauseError, Shared},
-    resting::{LEAST_LISTENER, Rester, WAKE, listener_number},
+    resting::{LEAST_LISTENER, Rester, WAKE, has_work, listener_number},
     sockets::Opened,
     stream::Stream,
     transport::{Transport, at_most_a_day},
@@ -637,7 +637,7 @@ impl Events {
         let resting = std::mem::take(&mut state.all);
         drop(state);
         for (number, Rester { connection, .. }) in resting {
-            if connection.is_parked() || connection.transport().has_data() {
+            if has_work(&connection) {
                 self.ready.push_back((number, connection));
             } else {
                 connection.end(true);

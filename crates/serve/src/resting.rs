@@ -93,7 +93,7 @@ impl<G: Keeper<Stream>> Resting<G> {
         let stream = connection.transport();
         // Before the data: after the end, none arrive.
         let has_ended = stream.has_ended();
-        let has_work = connection.is_parked() || connection.is_busy() || stream.has_data();
+        let has_work = has_work(connection);
         if !has_work && !has_ended && self.watch(number, stream, DATA_OR_END).is_ok() {
             return None;
         }
@@ -129,6 +129,12 @@ impl<G: Keeper<Stream>> Resting<G> {
     pub(crate) fn watch(&self, number: u64, stream: &Stream, events: EventFlags) -> rustix::io::Result<()> {
         epoll::modify(&self.epoll, stream, EventData::new_u64(number), events | EventFlags::ONESHOT)
     }
+}
+
+/// Returns whether a resting connection has to work before it may end: its client waits for replies,
+/// or has sent requests.
+pub(crate) fn has_work<G: Keeper<Stream>>(connection: &Connection<Stream, G>) -> bool {
+    connection.is_parked() || connection.is_busy() || connection.transport().has_data()
 }
 
 /// Converts the number of a socket to that under which it is watched, and back.

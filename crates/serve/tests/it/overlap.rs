@@ -47,6 +47,23 @@ fn a_slow_request_does_not_hold_up_the_next() {
     assert_eq!(cookies, [1, 2]);
 }
 
+/// Also if its connection rests in the meantime.
+#[test]
+fn a_request_in_progress_is_answered_before_the_server_stops() {
+    let device = Ram::gated(1 << 20);
+    let server = Running::of(Arc::clone(&device) as _);
+    let mut raw = server.simple();
+    raw.request(command::READ, 0, 1, 0, 16);
+    wait_for("the request", || device.gate.waiting() == 1);
+    std::thread::sleep(Duration::from_millis(700));
+    server.handle.stop();
+    std::thread::sleep(Duration::from_millis(50));
+    device.gate.open();
+    assert_eq!(raw.simple_reply(), (0, 1));
+    raw.bytes(16);
+    raw.expect_end();
+}
+
 /// Also if the connection rests in the meantime.
 #[test]
 fn a_client_that_sends_no_more_gets_the_replies_that_are_due() {
