@@ -65,23 +65,13 @@ fn escaped(text: &[u8], is_escaped: impl Fn(char) -> bool) -> String {
     shown
 }
 
-/// Formats an error with its causes, omitting each cause that the text already ends with, and each
-/// text with which its cause begins.
+/// Formats an error with its causes on one line.
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    let mut shown: Vec<String> = Vec::new();
-    for cause in error.chain().map(ToString::to_string) {
-        shown.pop_if(|last| cause.strip_prefix(&**last).is_some_and(|rest| rest.starts_with(": ")));
-        if shown.last().is_none_or(|last| !last.ends_with(&cause)) {
-            shown.push(cause);
-        }
-    }
-    shown.join(": ")
+    pagefold_server::message(&**error)
 }
 
 #[cfg(test)]
 mod tests {
-    use anyhow::{Context, anyhow};
-
     use super::*;
 
     #[test]
@@ -121,15 +111,5 @@ mod tests {
         assert_eq!(plain, r#"{"name":"a\u007f\u0085\u2028\u200b\u202e\udb40\udc41\n\\ é\""}"#);
         assert_eq!(serde_json::from_str::<serde_json::Value>(&plain).expect("JSON")["name"], name);
         assert_eq!(plain_json(r#"{"a":[1, "b"]}"#), r#"{"a":[1, "b"]}"#);
-    }
-
-    #[test]
-    fn causes_are_shown_once() {
-        let error = Err::<(), _>(anyhow!("no such file")).context("opening a: no such file").context("a").unwrap_err();
-        assert_eq!(message(&error), "a: opening a: no such file");
-        let error = Err::<(), _>(anyhow!("a: no such file")).context("a").context("b").unwrap_err();
-        assert_eq!(message(&error), "b: a: no such file");
-        let error = Err::<(), _>(anyhow!("b")).context("a").unwrap_err();
-        assert_eq!(message(&error), "a: b");
     }
 }

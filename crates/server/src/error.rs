@@ -77,9 +77,9 @@ pub enum TakeOverError {
     NotGiven,
 }
 
-/// Formats an error with its causes, omitting each cause that the text already ends with, and each
-/// text with which its cause begins.
-pub(crate) fn message(error: &dyn error::Error) -> String {
+/// Formats an error with its causes on one line, omitting each cause that the text already ends with,
+/// and each text with which its cause begins.
+pub fn message(error: &dyn error::Error) -> String {
     let mut shown: Vec<String> = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {
@@ -95,4 +95,26 @@ pub(crate) fn message(error: &dyn error::Error) -> String {
 
 pub(crate) fn no_thread(source: io::Error) -> Error {
     Error::System { what: "cannot start a thread", source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An error with this text and this cause.
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Chain(&'static str, #[source] Option<Box<Chain>>);
+
+    #[test]
+    fn causes_are_shown_once() {
+        for (texts, shown) in [
+            (&["a", "opening a: no such file", "no such file"][..], "a: opening a: no such file"),
+            (&["b", "a", "a: no such file"], "b: a: no such file"),
+            (&["a", "b"], "a: b"),
+        ] {
+            let chain = texts.iter().rev().fold(None, |cause, text| Some(Box::new(Chain(text, cause))));
+            assert_eq!(message(&chain.expect("an error")), shown);
+        }
+    }
 }

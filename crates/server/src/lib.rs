@@ -79,7 +79,7 @@ pub use config::{Config, MemoryLimit, WhenConnections, WhenFull};
 pub use descriptor_store::DescriptorStore;
 pub use disk::fork_record_bytes;
 pub use ending::{Ending, waits_for};
-pub use error::{Error, TakeOverError, TransportError};
+pub use error::{Error, TakeOverError, TransportError, message};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
 pub use machine::{Memory, default_limit_bytes, meminfo_bytes};
