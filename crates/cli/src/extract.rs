@@ -161,7 +161,7 @@ impl Args {
             parts.push("--keep leaves existing files as they are, --overwrite replaces them".to_owned());
         } else if let Some((count, _)) = &report.different {
             let them = if *count == 1 { "it" } else { "them" };
-            parts.push(format!("--overwrite replaces {them}"));
+            parts.push(format!("--overwrite replaces {them}, but no directory"));
         }
         bail!("{}", parts.join("; "))
     }

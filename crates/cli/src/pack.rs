@@ -151,9 +151,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         line.show(progress.done_bytes, progress.total_bytes);
     })
     .map_err(|error| {
-        let full = matches!(&error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull);
+        let is_full = matches!(
+            &error,
+            Error::Io { source, .. }
+                if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+        );
         let error = anyhow::Error::new(error);
-        if full { error.context(destination.place()) } else { error }
+        if is_full { error.context(destination.place()) } else { error }
     })?;
     drop(line);
     if args.verifies(&options) {

@@ -19,11 +19,15 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Describes a disk's quota.
 pub(crate) fn words(quota: DiskQuota) -> String {
-    let connections = quota.connections.map_or_else(|| "any number of".to_owned(), |most| format!("at most {most}"));
+    let connections = match quota.connections {
+        None => "any number of connections".to_owned(),
+        Some(1) => "at most 1 connection".to_owned(),
+        Some(most) => format!("at most {most} connections"),
+    };
     let rate = quota
         .bytes_per_second
         .map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", pagefold_size::written(rate)));
-    format!("{connections} connections and {rate}")
+    format!("{connections} and {rate}")
 }
 
 impl Table {

@@ -35,11 +35,16 @@ pub enum Error {
         what: &'static str,
     },
     /// The requested size exceeds the maximum of a disk.
-    #[error("{slots} pages of 4 KiB ({} GiB) exceed the maximum disk size of {} GiB", slots >> 18, SLOTS_MAX >> 18)]
+    #[error("{} exceeds the maximum disk size of {}", size(*slots), size(SLOTS_MAX))]
     TooLarge {
         /// The requested number of slots.
         slots: u64,
     },
+}
+
+/// Shows the size of that many slots.
+fn size(slots: u64) -> String {
+    slots.checked_mul(4096).map_or_else(|| "16 EiB or more".to_owned(), pagefold_size::written)
 }
 
 impl From<Full> for Error {

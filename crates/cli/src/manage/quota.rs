@@ -88,10 +88,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let command = Command::Quota(Quota { name: name.clone(), connections, bytes_per_second });
     let disk: DiskRecord = caller.call(&command)?;
     caller.print(&disk, || {
-        let connections =
-            disk.max_connections.map_or_else(|| "any number of".to_owned(), |most| format!("at most {most}"));
+        let connections = match disk.max_connections {
+            None => "any number of connections".to_owned(),
+            Some(1) => "at most 1 connection".to_owned(),
+            Some(most) => format!("at most {most} connections"),
+        };
         let rate =
             disk.bytes_per_second.map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", size::written(rate)));
-        format!("set the quota of '{}' to {connections} connections and {rate}", disk.name)
+        format!("set the quota of '{}' to {connections} and {rate}", disk.name)
     })
 }

@@ -59,8 +59,9 @@ pub(crate) struct CacheArgs {
 
 impl CacheArgs {
     fn directory(&self) -> anyhow::Result<PathBuf> {
+        let own = || env::var_os("PAGEFOLD_CACHE").filter(|path| !path.is_empty()).map(PathBuf::from);
         let variable = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        if let Some(given) = self.cache_directory.clone().or_else(|| variable("PAGEFOLD_CACHE")) {
+        if let Some(given) = self.cache_directory.clone().or_else(own) {
             return Ok(std::path::absolute(given)?);
         }
         if geteuid().is_root() {

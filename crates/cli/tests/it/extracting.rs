@@ -78,13 +78,18 @@ fn a_filled_target_is_refused_in_a_line_kept_or_replaced() {
     let file_300 = place.at("out/file-300");
     let expected = format!(
         "pagefold: kept 1 file that differs in kind, size or time from the image, such as {file_300}; --overwrite \
-         replaces it\n"
+         replaces it, but no directory\n"
     );
     assert_eq!((code, message), (Some(1), expected));
     assert_eq!(fs::read_to_string(&file_300).expect("the file"), "half");
     assert_eq!(fs::read_to_string(place.at("out/file-301")).expect("the file"), "of the image");
     assert_eq!(place.extract("out", &["--overwrite"]), (Some(0), String::new()));
     assert_eq!(fs::read_to_string(&file_300).expect("the file"), "of the image");
+    fs::remove_file(&file_300).expect("a file");
+    fs::create_dir(&file_300).expect("a folder");
+    let (code, message) = place.extract("out", &["--overwrite"]);
+    assert!(code == Some(1) && message.contains("a directory has this name: move it away first"), "{message}");
+    fs::remove_dir(&file_300).expect("the folder is empty");
     let (code, message) = place.extract("out", &["--keep", "--overwrite"]);
     assert!(code == Some(2) && message.contains("cannot be used with"), "{message}");
     let (code, message) = place.extract("few", &["--max-files", "100"]);

@@ -130,7 +130,8 @@ fn a_limit_of_file_sizes_fails_writes_and_ends_nothing() {
     let mask = ignored.trim().strip_prefix("SigIgn:").and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     assert_eq!(mask.map(|mask| mask >> (Signal::XFSZ.as_raw() - 1) & 1), Some(0), "{ignored}");
     let message = run_to_fail(under("-f 8").arg("pack").arg(program()).arg("-o").arg(at("image.erofs")));
-    assert!(message.contains("writing the image: File too large"), "{message}");
+    let words = format!("{}: writing the image: File too large", at("image.erofs").display());
+    assert!(message.contains(&words), "{message}");
     assert!(!at("image.erofs").exists(), "part of an image was left behind");
     assert_eq!(server.end(Signal::TERM).0.code(), Some(0));
 }

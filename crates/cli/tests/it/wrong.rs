@@ -14,7 +14,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     // serve: disks
     (&["serve", "--size", "0"], &["0", "multiple of 512"]),
     (&["serve", "--size", "1000"], &["1000", "multiple of 512"]),
-    (&["serve", "--size", "8E"], &["exceed the maximum disk size"]),
+    (&["serve", "--size", "100T"], &["100 TiB exceeds the maximum disk size of 64 TiB"]),
     (&["serve", "--size", "99999999999G"], &["--size", "64-bit"]),
     (&["serve", "--size", "big"], &["--size", "'big'", "512M"]),
     (&["serve", "--size"], &["--size"]),

@@ -15,7 +15,7 @@ fn sizes_that_no_disk_has_are_refused() {
         assert!(error.to_string().contains("multiple of 512"), "{error}");
     }
     let error = disk(1 << 62).expect_err("too large");
-    assert!(error.to_string().contains("exceed the maximum disk size"), "{error}");
+    assert!(error.to_string().contains("exceeds the maximum disk size"), "{error}");
     disk(512).expect("the smallest disk");
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File as OsFile;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -240,7 +240,8 @@ impl<'a> Target<'a> {
         }
         self.check_replaced(&existing)?;
         if FileType::from_raw_mode(existing.st_mode) == FileType::Directory {
-            return Err(Error::io("replacing a file")(Errno::ISDIR.into()));
+            let what = "a directory has this name: move it away first";
+            return Err(Error::io("replacing a file")(io::Error::new(ErrorKind::IsADirectory, what)));
         }
         for _ in 0..MAX_TRIES {
             let number = self.number.fetch_add(1, Ordering::Relaxed);
@@ -526,7 +527,7 @@ fn needs_privilege(name: &[u8]) -> bool {
 /// about other files.
 fn no_xattr(name: &[u8], error: Errno) -> Error {
     let source = match error {
-        Errno::NOSPC => std::io::Error::new(ErrorKind::StorageFull, "the file system has no room for it"),
+        Errno::NOSPC => io::Error::new(ErrorKind::StorageFull, "the file system has no room for it"),
         error => error.into(),
     };
     Error::io(format!("setting the xattr {}", String::from_utf8_lossy(name)))(source)

@@ -41,9 +41,10 @@ impl FreezeError {
     /// Returns whether there is no room for the image.
     pub fn is_full(&self) -> bool {
         match self {
-            Self::Io(error) | Self::Image(pagefold_erofs::Error::Io { source: error, .. }) => {
-                error.kind() == io::ErrorKind::StorageFull
-            }
+            Self::Io(error) | Self::Image(pagefold_erofs::Error::Io { source: error, .. }) => matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+            ),
             Self::In { source, .. } => source.is_full(),
             _ => false,
         }
