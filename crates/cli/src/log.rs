@@ -203,12 +203,16 @@ impl Log {
         target().sink.is_some()
     }
 
-    /// Returns whether lines go to the file with these device and inode numbers.
+    /// Returns whether lines go to the file with these device and inode numbers: the log file, or
+    /// what a shell has connected standard error to.
     pub(crate) fn is_written_to(self, file: (u64, u64)) -> bool {
-        match &target().sink {
+        let target = target();
+        let is_sink = match &target.sink {
             Some(Sink::File(_, log)) => log.metadata().is_ok_and(|log| (log.dev(), log.ino()) == file),
             Some(Sink::System(_)) | None => false,
-        }
+        };
+        let is_stderr = || rustix::fs::fstat(io::stderr()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == file);
+        is_sink || target.stderr && is_stderr()
     }
 
     /// Writes no more lines to standard error.
@@ -216,18 +220,21 @@ impl Log {
         target().stderr = false;
     }
 
-    /// Opens the log file again, which may have been renamed. Returns whether there is a log file.
-    pub(crate) fn reopen(self) -> bool {
+    /// Opens the log file again, which may have been renamed. Returns a description of what was done.
+    pub(crate) fn reopen(self) -> &'static str {
         let mut target = target();
-        let Some(Sink::File(path, _)) = &target.sink else { return false };
+        let Some(Sink::File(path, _)) = &target.sink else { return "there is no log file to open" };
         match Sink::file(path) {
-            Ok(sink) => target.sink = Some(sink),
+            Ok(sink) => {
+                target.sink = Some(sink);
+                "opened the log file again"
+            }
             Err(error) => {
                 drop(target);
                 self.error(&crate::text::message(&error));
+                "lines still go to the earlier log file"
             }
         }
-        true
     }
 
     pub(crate) fn error(self, text: &str) {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, Metadata},
+    fs::{self, File, Metadata},
     iter,
     ops::Range,
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -12,7 +12,7 @@ use std::{
 use pagefold_attach::loop_device;
 use rustix::fs::{major, minor};
 
-use crate::{Result, error::refuse, mounts::Sources};
+use crate::{Result, error::refuse, lease, mounts::Sources};
 
 /// A file, whatever its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,8 +72,37 @@ struct Below {
     stores: BTreeSet<Store>,
     /// The directories that an overlay joins.
     directories: BTreeSet<Store>,
+    /// Their paths.
+    layers: Vec<PathBuf>,
+    /// The file systems among them that may be stored in further files.
+    unclear: BTreeSet<u64>,
     /// The loop devices among them, and the device itself if it is one.
     loops: Vec<Loop>,
+}
+
+impl Below {
+    /// Adds a store. Returns its number if it is a device that was not known yet.
+    fn add(&mut self, store: Store) -> Option<u64> {
+        match store {
+            store if !self.stores.insert(store) => None,
+            Store::Device(device) => Some(device),
+            Store::File(_) => None,
+        }
+    }
+
+    /// Adds the files of an overlay's layers that the file at `path`, which has no symbolic links, may
+    /// be. Only a directory on an overlay always has its device number.
+    fn add_file_on_overlay(&mut self, path: &Path) {
+        let device_of = |path: &Path| fs::metadata(path).ok().map(|metadata| metadata.dev());
+        let Some(device) = path.parent().and_then(device_of) else { return };
+        if self.stores.insert(Store::Device(device)) {
+            add_below(Path::new(SYSFS), device, self);
+        }
+        let root = path.ancestors().skip(1).take_while(|above| device_of(above) == Some(device)).last();
+        let Some(rest) = root.and_then(|root| path.strip_prefix(root).ok()) else { return };
+        let files = self.layers.iter().filter_map(|layer| fs::metadata(layer.join(rest)).ok());
+        self.stores.extend(files.filter(Metadata::is_file).map(|file| Store::of(&file)));
+    }
 }
 
 /// A loop device.
@@ -98,8 +127,12 @@ impl Inputs {
     /// Adds the file that `path` leads to, if there is one: reading reports one that is missing.
     /// `role` says what it is, as in `the source`.
     pub fn add(&mut self, role: &str, path: &Path) {
-        if let Ok(metadata) = fs::metadata(path) {
-            self.add_found(format!("{role} {}", path.display()), &metadata);
+        let Ok(metadata) = fs::metadata(path) else { return };
+        self.add_found(format!("{role} {}", path.display()), &metadata);
+        if metadata.is_file()
+            && let (Ok(path), Some(input)) = (fs::canonicalize(path), self.0.last_mut())
+        {
+            input.below.add_file_on_overlay(&path);
         }
     }
 
@@ -167,6 +200,26 @@ impl Inputs {
         Ok(())
     }
 
+    /// Checks that a file that is to be replaced cannot store an input in a way that is not visible:
+    /// on a file system in user space, on a network, or with several devices. If it does, something has
+    /// it open.
+    ///
+    /// # Errors
+    /// Another program or the system has the file open, and an input is on such a file system.
+    pub(crate) fn check_unclear(&self, path: &Path, metadata: &Metadata) -> Result<()> {
+        let is_unclear = |input: &&Input| input.below.unclear.iter().any(|device| *device != metadata.dev());
+        let Some(input) = self.0.iter().find(is_unclear) else { return Ok(()) };
+        if File::open(path).is_ok_and(|file| lease::is_open_elsewhere(&file)) {
+            refuse!(
+                "{} is open in another program, and {} may be stored in it: write to another file, or replace it with \
+                 --force",
+                path.display(),
+                input.what
+            );
+        }
+        Ok(())
+    }
+
     /// Checks that writing to the file that `path` leads to, if there is one, does not change an input.
     ///
     /// # Errors
@@ -205,17 +258,17 @@ impl Inputs {
     }
 }
 
-/// Adds the devices and files that a block device is stored in: the disk of a partition, the disks
-/// below a mapped device, the file of a loop device with its file system's device, the image of a file
-/// system in user space, the directories of an overlay. Devices of no known kind have none.
+/// Adds the devices and files that a block device or a file system is stored in: the disk of a
+/// partition, the disks below a mapped device, the file of a loop device with its file system's device,
+/// the image of a file system in user space, the directories of an overlay. Devices of no known kind
+/// have none.
 fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
     let mut above = vec![device];
     while let Some(device) = above.pop() {
         let name = format!("dev/block/{}:{}", major(device), minor(device));
-        let Ok(folder) = fs::canonicalize(sysfs.join(name)) else {
-            above.extend(add_sources(device, found));
-            continue;
-        };
+        let folder = fs::canonicalize(sysfs.join(name)).ok();
+        above.extend(add_sources(device, folder.is_some(), found));
+        let Some(folder) = folder else { continue };
         let slaves = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten();
         let mut lower: Vec<PathBuf> = slaves.filter_map(|slave| fs::canonicalize(slave.path()).ok()).collect();
         if folder.join("partition").exists() {
@@ -229,29 +282,35 @@ fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
             }
             found.loops.push(Loop { device, over, bytes: bytes_of_loop(&folder) });
         }
-        for store in stores {
-            if found.stores.insert(store)
-                && let Store::Device(device) = store
-            {
-                above.push(device);
-            }
-        }
+        above.extend(stores.into_iter().filter_map(|store| found.add(store)));
     }
 }
 
-/// Adds the images or directories that a file system without a block device is stored in. Returns the
-/// file systems of those that were not known yet.
-fn add_sources(device: u64, found: &mut Below) -> Vec<u64> {
-    let sources = Sources::of(&fs::read("/proc/self/mountinfo").unwrap_or_default(), device);
-    let metadata = |paths: Vec<PathBuf>| paths.into_iter().filter_map(|path| fs::metadata(path).ok());
-    found.directories.extend(metadata(sources.directories).map(|directory| Store::of(&directory)));
+/// Adds the images or directories that a file system is stored in, apart from its block device. Returns
+/// the file systems and devices of those that were not known yet.
+fn add_sources(device: u64, has_block_device: bool, found: &mut Below) -> Vec<u64> {
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let sources = Sources::of(&table, device, has_block_device);
+    let mut has_more = sources.has_more;
     let mut above = Vec::new();
-    for file in metadata(sources.files) {
-        let (store, file_system) = (Store::of(&file), file.dev());
-        if found.stores.insert(store) {
-            found.stores.insert(Store::Device(file_system));
-            above.push(if let Store::Device(device) = store { device } else { file_system });
+    for directory in sources.directories {
+        match fs::metadata(&directory) {
+            Ok(metadata) if directory.is_absolute() => {
+                found.directories.insert(Store::of(&metadata));
+                above.extend(found.add(Store::Device(metadata.dev())));
+                found.layers.push(directory);
+            }
+            _ => has_more = true,
         }
+    }
+    for metadata in sources.files.into_iter().filter_map(|path| fs::metadata(path).ok()) {
+        above.extend(found.add(Store::of(&metadata)));
+        if metadata.is_file() {
+            above.extend(found.add(Store::Device(metadata.dev())));
+        }
+    }
+    if has_more {
+        found.unclear.insert(device);
     }
     above
 }

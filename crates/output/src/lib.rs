@@ -28,6 +28,7 @@ mod error;
 mod existing;
 mod image_format;
 mod inputs;
+mod lease;
 mod mounts;
 mod new_file;
 mod pid_file;

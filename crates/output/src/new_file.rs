@@ -99,6 +99,9 @@ impl NewFile {
         ensure!(!metadata.is_dir(), "{} is a directory; name a file in it", shown());
         ensure!(metadata.is_file(), "{} exists and is not a file: write to another file", shown());
         inputs.check(path, &metadata)?;
+        if !force {
+            inputs.check_unclear(path, &metadata)?;
+        }
         let replaced = Replaced::at(&new.path).ok().filter(|found| found.id == (&metadata).into());
         ensure!(replaced.is_some(), "{}: this file has no name: write to another file", shown());
         if let Some(around) = inputs.directory_around(&new.path) {
@@ -182,8 +185,8 @@ impl NewFile {
         }
         // 'serve' has no --force.
         let is_of_server = matches!(self.written, Written::ProcessId | Written::Trace);
-        let way = if is_of_server { "remove it" } else { "replace it with --force" };
-        refuse!("{}: write to another file, or {way}", self.written.refusal(&self.path, &file).during(shown)?)
+        let way = if is_of_server { "" } else { ", or replace it with --force" };
+        refuse!("{}: write to another file{way}", self.written.refusal(&self.path, &file).during(shown)?)
     }
 
     /// Returns whether this is the file that had the name before.

@@ -31,9 +31,9 @@ impl PidFile {
     /// Checks that the file can be written.
     ///
     /// # Errors
-    /// It cannot be written, or it would replace a file that is not a server's.
-    pub fn check(path: &Path) -> Result<NewFile> {
-        NewFile::at(path, Written::ProcessId, false, &Inputs::default())
+    /// It cannot be written, or it would replace an input or a file that is not a server's.
+    pub fn check(path: &Path, inputs: &Inputs) -> Result<NewFile> {
+        NewFile::at(path, Written::ProcessId, false, inputs)
     }
 
     /// Writes the file. It gets its name once it is complete, so readers never see a part of it.

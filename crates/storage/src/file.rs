@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{OFlags, SeekFrom, seek},
+    fs::{FlockOperation, OFlags, SeekFrom, flock, seek},
     io::{Errno, ReadWriteFlags, preadv, preadv2},
     time::{ClockId, clock_gettime},
 };
@@ -92,6 +92,10 @@ impl StoredFile {
         let kind = file.metadata()?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file or a block device"));
+        }
+        if kind.is_block_device() {
+            // Programs that lock devices too do not write to it while it is open.
+            let _ = flock(&file, FlockOperation::NonBlockingLockShared);
         }
         Ok(Self {
             identity: identity_of(&file)?,

@@ -2,7 +2,9 @@
 
 use std::{
     ffi::OsString,
+    fs::{self, Metadata},
     io::Write,
+    os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -58,6 +60,10 @@ impl RecordArgs {
         // The path must stay valid after the process has changed its directory.
         let path = std::path::absolute(path)?;
         let file = NewFile::at(&path, Written::Trace, false, &Inputs::default())?;
+        let is_log = |found: Metadata| log.is_written_to((found.dev(), found.ino()));
+        if fs::metadata(&path).is_ok_and(is_log) {
+            return Err(misuse(anyhow!("--record {}: this server writes its log to it", path.display())));
+        }
         let recorder = Arc::new(Recorder::default());
         remote.recorder = Some(Arc::clone(&recorder));
         Ok((remote, Some(Arc::new(Recording { recorder, file: Mutex::new(Some(file)), log }))))

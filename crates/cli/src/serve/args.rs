@@ -330,7 +330,10 @@ impl Args {
         config.open = Arc::new(move |name| {
             let storage = storage::open(name, &remote)?;
             if files_of(storage.identity()).into_iter().any(|file| log.is_written_to(file)) {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is the log file of this server"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "this server writes its log to it: write the log to another file",
+                ));
             }
             Ok(storage)
         });
@@ -339,10 +342,12 @@ impl Args {
         config
     }
 
-    /// Returns the paths of the server's log, its pid file and its configuration.
+    /// Returns the paths of the server's log, its pid file, its configuration and its certificates.
     fn own_files(&self) -> Vec<String> {
-        let files = [&self.log_file, &self.pid_file, &self.config].into_iter().flatten();
-        files.map(|path| absolute(path).to_string_lossy().into_owned()).collect()
+        let files = [&self.log_file, &self.pid_file, &self.config].into_iter().flatten().cloned();
+        let directory = self.tls_certificates.iter();
+        let certificates = directory.flat_map(|directory| Certificates::FILES.map(|name| directory.join(name)));
+        files.chain(certificates).map(|path| absolute(&path).to_string_lossy().into_owned()).collect()
     }
 
     /// Returns the permissions of the Unix sockets for NBD.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use pagefold_output::PidFile;
+use pagefold_output::{Inputs, PidFile};
 use pagefold_serve::Passed;
 use pagefold_server::{Address, Ending, Server, ServiceManager, Taken};
 use pagefold_ways::{BlockDevices, Directory, SocketDirectory, taken as continue_transport};
@@ -59,8 +59,17 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     if args.exit_with_parent && !follow_parent()? {
         return Ok(ExitCode::SUCCESS);
     }
-    let check =
-        |path: &Path| PidFile::check(&absolute(path)).with_context(|| format!("cannot write {}", path.display()));
+    let files = args.files()?;
+    let mut inputs = Inputs::default();
+    files.iter().for_each(|file| inputs.add("the base", &file.path));
+    let check = |path: &Path| {
+        PidFile::check(&absolute(path), &inputs).with_context(|| format!("cannot write {}", path.display()))
+    };
+    if let (Some(log), Some(pid)) = (&args.log_file, &args.pid_file)
+        && absolute(log) == absolute(pid)
+    {
+        return Err(misuse(anyhow!("--log-file and --pid-file need a file each, not {} for both", log.display())));
+    }
     let pid_file = args.pid_file.as_deref().map(check).transpose()?;
     args.open_log(log)?;
     if let Some(warning) = descriptors::allow(args.max_connections, args.limits()) {
@@ -78,7 +87,6 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
              FDSTORE; FileDescriptorStoreMax= in a unit of systemd)"
         )));
     }
-    let files = args.files()?;
     let certificates = args.certificates(log)?;
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
     let mut passed = Passed::take()?;
@@ -147,8 +155,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         for signal in signals.forever() {
             match signals::name(signal) {
                 "SIGHUP" => {
-                    let what = if log.reopen() { "opened the log file again" } else { "there is no log file to open" };
-                    log.info(&format!("received SIGHUP: {what}"));
+                    log.info(&format!("received SIGHUP: {}", log.reopen()));
                     match certificates.as_ref().map(|certificates| certificates.read_again()) {
                         None => {}
                         Some(Ok(())) => log.info("read the certificates again: they apply to new clients"),

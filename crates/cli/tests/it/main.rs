@@ -57,6 +57,7 @@ mod sources;
 mod start_memory;
 mod starting;
 mod stat;
+mod stored_below;
 mod swap;
 mod systemd;
 mod take_over;

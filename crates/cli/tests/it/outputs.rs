@@ -8,7 +8,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use pagefold_testing::{programs, skip_for_good};
+use pagefold_testing::{
+    certificates::{Authority, Valid},
+    programs, skip_for_good,
+};
 use rustix::process::{Signal, geteuid};
 use tempfile::TempDir;
 
@@ -17,22 +20,22 @@ use crate::{
     server::{Server, make_image, pagefold, run, run_to_fail},
 };
 
-struct Folder(TempDir);
+pub(crate) struct Folder(TempDir);
 
 impl Folder {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(TempDir::new().expect("a folder"))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn at(&self, name: &str) -> String {
+    pub(crate) fn at(&self, name: &str) -> String {
         self.path(name).to_str().expect("a plain path").to_owned()
     }
 
-    fn write(&self, name: &str, content: &[u8]) {
+    pub(crate) fn write(&self, name: &str, content: &[u8]) {
         fs::create_dir_all(self.path(name).parent().expect("a folder")).expect("a folder");
         fs::write(self.path(name), content).expect("a file");
     }
@@ -45,7 +48,7 @@ impl Folder {
 
     /// Runs a command that must fail, change no file and leave none. Returns its message.
     #[track_caller]
-    fn refuses(&self, command: &mut Command) -> String {
+    pub(crate) fn refuses(&self, command: &mut Command) -> String {
         let before = self.content();
         let message = run_to_fail(command);
         assert!(self.content() == before, "{command:?} changed something: {message}");
@@ -71,7 +74,7 @@ impl Folder {
     }
 }
 
-fn pack(args: &[&str]) -> Command {
+pub(crate) fn pack(args: &[&str]) -> Command {
     let mut command = pagefold();
     command.arg("pack").args(args);
     command
@@ -137,13 +140,22 @@ fn a_log_is_not_served() {
         serve.args(["serve", "--format", "raw", &at(name), "--dir", &at("other"), "--log-file", &at("log")]);
         for command in [&mut add, &mut serve] {
             let message = run_to_fail(command);
-            assert!(message.contains("this is the log file of this server"), "{message}");
+            assert!(message.contains("this server writes its log to it"), "{message}");
         }
     }
     run(pagefold().args(["pack", &at("log"), "--format", "raw", "-o", &at("base.erofs")]));
     let message = run_to_fail(&mut server.ask(&["add", "base", "--base", &at("base.erofs"), "--device", &at("soft")]));
-    assert!(message.contains("this is the log file of this server"), "{message}");
+    assert!(message.contains("this server writes its log to it"), "{message}");
     assert!(fs::read(at("log")).expect("a log").starts_with(&log));
+    // Standard error of a shell: `2>>disk.bin`.
+    folder.write("disk.bin", &[7; 8192]);
+    let errors = fs::OpenOptions::new().append(true).open(at("disk.bin")).expect("the file");
+    let mut serve = pagefold();
+    serve.args(["serve", "--format", "raw", &at("disk.bin"), "--dir", &at("other"), "--run", "true"]);
+    let status = serve.stderr(errors).status().expect("the program");
+    let written = fs::read(at("disk.bin")).expect("the file").split_off(8192);
+    let message = String::from_utf8_lossy(&written);
+    assert!(!status.success() && message.contains("this server writes its log to it"), "{message}");
 }
 
 /// Opening a pipe would wait for its reader.
@@ -260,10 +272,10 @@ fn an_earlier_image_in_a_source_is_left_out() {
 }
 
 /// A loop device, detached when this value is dropped.
-struct Loop(String);
+pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
-    fn over(test: &str, file: &str) -> Option<Self> {
+    pub(crate) fn over(test: &str, file: &str) -> Option<Self> {
         Self::with(test, &["--partscan", file])
     }
 
@@ -385,45 +397,6 @@ fn two_devices_over_one_file_share_it_where_they_overlap() {
     assert!(run(pagefold().args(["check", &end.0])).contains("sound"));
 }
 
-/// The image below a mount of ours is stored in it, and so are the directories of an overlay.
-#[test]
-fn what_a_mounted_source_is_stored_in_is_an_input() {
-    const TEST: &str = "what_a_mounted_source_is_stored_in_is_an_input";
-    let folder = Folder::new();
-    let at = |name: &str| folder.at(name);
-    folder.write("s/a", b"precious");
-    folder.write("s/disk", &[7; 9000]);
-    let image = "with a space.erofs";
-    run(&mut pack(&[&at("s"), "-o", &at(image)]));
-    let Some(place) = Place::new(TEST) else { return };
-    run(pagefold().args(["mount", &at(image), place.text()]));
-    for source in [place.text(), &format!("{}/disk", place.text())] {
-        let message = folder.refuses(pack(&[source, "-o", &at(image), "--exclude", "a"]).arg("--force"));
-        assert!(message.contains("shares its storage"), "{message}");
-    }
-    drop(place);
-    for name in ["lower", "upper", "work", "o"] {
-        fs::create_dir(at(name)).expect("a folder");
-    }
-    folder.write("lower/d/f", b"old");
-    folder.write("upper/g", b"old");
-    let options = format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));
-    let Some([mount, umount]) = programs(TEST, ["mount", "umount"]) else { return };
-    let mounted = Command::new(mount).args(["-t", "overlay", "overlay", "-o", &options, &at("o")]).output();
-    if !mounted.is_ok_and(|mounted| mounted.status.success()) {
-        return skip_for_good(TEST, "no overlays here");
-    }
-    let messages = ["lower/d/f", "upper/g"].map(|output| {
-        let message = folder.refuses(&mut pack(&[&at("o"), "--exclude", "d", "-o", &at(output), "--force"]));
-        (output, message)
-    });
-    run(Command::new(umount).arg(at("o")));
-    for (output, message) in messages {
-        assert!(message.contains("shares its storage"), "{output}: {message}");
-        assert_eq!(fs::read(at(output)).expect("a file"), b"old");
-    }
-}
-
 #[test]
 fn a_disk_is_not_frozen_onto_itself() {
     const TEST: &str = "a_disk_is_not_frozen_onto_itself";
@@ -493,6 +466,7 @@ fn no_file_of_a_server_is_replaced() {
     fs::hard_link(at("packed.erofs"), at("hard.erofs")).expect("a link");
     fs::write(at("serve.toml"), "").expect("a file");
     let own = [at("log"), at("pid"), at("serve.toml")];
+    Authority::new().server(&folder.path("tls"), Valid::Now);
     let server = Server::start(&[
         &at("base.img"),
         &at("packed.erofs"),
@@ -502,6 +476,8 @@ fn no_file_of_a_server_is_replaced() {
         &own[1],
         "--config",
         &own[2],
+        "--tls-certificates",
+        &at("tls"),
     ]);
     fs::hard_link(&own[0], at("other name")).expect("a link");
     let place = |name: &str| server.folder().join(name).to_str().expect("a plain path").to_owned();
@@ -515,6 +491,8 @@ fn no_file_of_a_server_is_replaced() {
         (at("other name"), "is the server's own file"),
         (at("pid"), "is the server's own file"),
         (at("serve.toml"), "is the server's own file"),
+        (at("tls/server-key.pem"), "is the server's own file"),
+        (at("tls/ca-cert.pem"), "is the server's own file"),
         (place("nbd.sock"), "is a socket"),
     ] {
         let name = Path::new(&output).extension().is_some_and(|extension| extension == "erofs");
@@ -623,13 +601,19 @@ fn other_commands_replace_only_their_own_files() {
     };
     run(Command::new("mkfifo").arg(at("pipe")));
     for (path, what) in [
-        (at("image.erofs"), "image.erofs exists and is an EROFS image: write to another file, or remove it"),
+        (at("image.erofs"), "image.erofs exists and is an EROFS image: write to another file"),
         (at("s/n.txt"), "is not an unlocked file with a process ID"),
         (at("pipe"), "is not a file"),
     ] {
         let message = folder.refuses(&mut serve(&path));
         assert!(message.contains(what), "{message}");
     }
+    folder.write("number.img", b"4194303\n");
+    let mut command = serve(&at("number.img"));
+    let message = folder.refuses(command.arg(format!("number={}", at("number.img"))).args(["--run", "true"]));
+    assert!(message.contains("an output never replaces an input"), "{message}");
+    let message = folder.refuses(serve(&at("one")).args(["--log-file", &at("one"), "--run", "true"]));
+    assert!(message.contains("need a file each"), "{message}");
     folder.write("pid", b"4194303\n");
     let server = Server::start(&["--size", "1M", "--pid-file", &at("pid")]);
     // The lock of a running server, and that of the server itself.

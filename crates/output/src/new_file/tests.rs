@@ -193,7 +193,7 @@ fn replacing_other_files_needs_force() {
         [(Written::ProcessId, "is not an unlocked file with a process ID"), (Written::Trace, "is not a trace")]
     {
         let message = NewFile::at(&path, written, false, &Inputs::default()).expect_err("text").to_string();
-        assert!(message.contains(what) && message.ends_with("or remove it"), "{message}");
+        assert!(message.contains(what) && message.ends_with("write to another file"), "{message}");
     }
 }
 

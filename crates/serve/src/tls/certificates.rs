@@ -103,6 +103,9 @@ impl fmt::Debug for Certificates {
 }
 
 impl Certificates {
+    /// The names of the files.
+    pub const FILES: [&str; 4] = [SERVER_CERT, SERVER_KEY, CA_CERT, CA_CRL];
+
     /// Reads the files in `directory`. If `verify_peer`, clients must have a certificate that the
     /// authority in `ca-cert.pem` has signed; otherwise, they are not asked for one.
     ///
