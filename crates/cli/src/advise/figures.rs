@@ -6,7 +6,7 @@ use super::{estimate::Estimate, report::Report, verdict::Verdict};
 use crate::figure::Figure;
 
 pub(super) fn write(out: &mut dyn Write, report: &Report, verdict: &Verdict) -> io::Result<()> {
-    let mut lines = Lines { out, case: &report.input.name };
+    let mut lines = Lines { out, case: &report.input.name, has_more: report.has_more() };
     let Report { input, pages, codecs, images, forks, memory_bytes } = report;
     for (metric, value, unit) in [
         ("files", input.names.files, "files"),
@@ -75,6 +75,8 @@ pub(super) fn write(out: &mut dyn Write, report: &Report, verdict: &Verdict) -> 
 struct Lines<'a> {
     out: &'a mut dyn Write,
     case: &'a str,
+    /// Whether there are more files than were found.
+    has_more: bool,
 }
 
 impl Lines<'_> {
@@ -86,10 +88,11 @@ impl Lines<'_> {
         self.interval(subject, metric, estimate.value, unit, [estimate.low(), estimate.high()])
     }
 
-    /// Writes a figure and the bounds of its interval.
+    /// Writes a figure and the bounds of its interval, which has no upper one if there are more files.
     fn interval(&mut self, subject: &str, metric: &str, value: f64, unit: &str, ends: [f64; 2]) -> io::Result<()> {
         self.figure(subject, metric, value.round() as u64, unit)?;
-        for (end, name) in ends.into_iter().zip(["low", "high"]) {
+        let bounds = if self.has_more { 1 } else { 2 };
+        for (end, name) in ends.into_iter().zip(["low", "high"]).take(bounds) {
             self.figure(subject, &format!("{metric}_{name}"), end.round() as u64, unit)?;
         }
         Ok(())

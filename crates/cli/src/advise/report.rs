@@ -31,7 +31,12 @@ impl Report {
         self.pages.sampled + self.input.strata.iter().map(Stratum::scanned_zero_pages).sum::<u64>()
     }
 
-    /// Returns whether every byte was read, and packed for every image.
+    /// Returns whether there is more than was found, so that all figures of the whole may be larger.
+    pub(super) fn has_more(&self) -> bool {
+        self.input.skipped.more
+    }
+
+    /// Returns whether every byte that was found was read, and packed for every image.
     pub(super) fn is_complete(&self) -> bool {
         let data = self.data_bytes();
         let packed = |image: &images::Figures| image.sampled_bytes as f64 >= data.value;

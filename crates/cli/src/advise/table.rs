@@ -77,7 +77,7 @@ fn head(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if skipped.more {
         writeln!(
             out,
-            "The listing was cut short by the time limit: the figures cover only the files that were found."
+            "The listing was cut short by the time limit: there is more, and all sizes are only of what was found."
         )?;
     }
     Ok(())
@@ -91,7 +91,8 @@ fn counted(count: u64, one: &str, many: &str) -> String {
 fn sampled(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let data = report.data_bytes();
     if report.is_complete() {
-        return writeln!(out, "Sampled completely: {} of data.", bytes(data));
+        let found = if report.has_more() { " that was found" } else { "" };
+        return writeln!(out, "Sampled completely: {} of data{found}.", bytes(data));
     }
     let read = if report.pages.is_complete() {
         format!("all {}", bytes(data))
@@ -138,7 +139,7 @@ fn codecs(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             out,
             "  {name:<21} {:>10}  {:<20} {speed:>9} {p99:>9}  {back_speed:>10} {back_p99:>8}",
             bytes(codec.bytes),
-            between(codec.bytes)
+            between(report, codec.bytes)
         )?;
     }
     let measured = |name: &&str| report.codecs.iter().any(|codec| codec.name == *name);
@@ -163,7 +164,7 @@ fn images(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             image.codec,
             image.cluster,
             bytes(image.bytes),
-            between(image.bytes),
+            between(report, image.bytes),
             image.build.map_or_else(unknown, duration),
             image.reads.map_or_else(unknown, |reads| time(reads.mean_ns)),
             image.reads.map_or_else(unknown, |reads| time(reads.p99_ns))
@@ -175,7 +176,7 @@ fn images(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 fn memory(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let memory = report.pages.memory_bytes;
     let part = memory.value / report.input.bytes().max(1) as f64 * 100.0;
-    writeln!(out, "\nRAM disk, all its memory {:>9}  {:<20} {part:.1} %", bytes(memory), between(memory))?;
+    writeln!(out, "\nRAM disk, all its memory {:>9}  {:<20} {part:.1} %", bytes(memory), between(report, memory))?;
     let Some(forks) = &report.forks else {
         return writeln!(out, "No time was left for forks.");
     };
@@ -185,7 +186,9 @@ fn memory(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         match figure {
             Some(figure) => {
                 let count = report.forks_that_fit(figure.value);
-                let between = between(figure);
+                let between = between(report, figure);
+                let most = if report.has_more() { "at most " } else { "" };
+                let count = format!("{most}{count}");
                 writeln!(out, "  {name:>4} changed  {:>10} each  {between:<20} {count:>10} fit", bytes(figure))?;
             }
             None => writeln!(out, "  {name:>4} changed  no time was left to measure it")?,
@@ -199,7 +202,10 @@ fn bytes(estimate: Estimate) -> String {
 }
 
 /// Returns the bounds of a size; nothing if it is exact.
-fn between(estimate: Estimate) -> String {
+fn between(report: &Report, estimate: Estimate) -> String {
+    if report.has_more() {
+        return format!("{} or more", size::show(estimate.low() as u64));
+    }
     if estimate.is_exact() {
         return String::new();
     }

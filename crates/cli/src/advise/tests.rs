@@ -300,6 +300,27 @@ fn listing_ends_in_time() {
 }
 
 #[test]
+fn figures_of_a_part_of_the_files_have_no_upper_bound() {
+    let folder = TempDir::new().expect("a folder");
+    for number in 0..40 {
+        let below = folder.path().join(format!("{}", number % 5));
+        fs::create_dir_all(&below).expect("a folder");
+        fs::write(below.join(number.to_string()), content(5000)).expect("room");
+    }
+    for (step, has_more) in [(100, true), (1, false)] {
+        let clock = Clock::counted(Duration::from_millis(step));
+        let (report, verdict) = measure(&args(folder.path()), &clock).expect("a report");
+        let mut texts = [Vec::new(), Vec::new()];
+        table::write(&mut texts[0], &report, &verdict).expect("memory");
+        figures::write(&mut texts[1], &report, &verdict).expect("memory");
+        let [table, lines] = texts.map(|text| String::from_utf8(text).expect("text"));
+        assert_eq!(table.contains("cut short") && table.contains(" or more"), has_more, "{table}");
+        assert_eq!(!lines.contains("_bytes_high"), has_more, "{lines}");
+        assert!(lines.contains("_bytes_low"), "{lines}");
+    }
+}
+
+#[test]
 fn scanning_ends_in_time() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("a disk");
