@@ -5,7 +5,7 @@ use std::io;
 use crate::{headers::crc32, source::Source};
 
 /// How far from the end the description of a disk may be.
-const TAIL_BYTES: u64 = 64 << 10;
+pub(crate) const TAIL_BYTES: u64 = 64 << 10;
 
 /// The end record of a zip archive without its comment, and the longest comment.
 const ZIP_END_BYTES: usize = 22;

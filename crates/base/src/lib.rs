@@ -36,6 +36,7 @@ mod error;
 mod format;
 mod headers;
 mod holes;
+mod inside;
 mod qcow2;
 mod raw;
 mod recognition;

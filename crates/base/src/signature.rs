@@ -83,6 +83,9 @@ use Mark::{At, Front, InLastSector, Whole};
 
 const SECTOR_BYTES: u64 = 512;
 
+/// All marks at fixed offsets are in this many bytes of a file. That of btrfs is the last one.
+pub(crate) const HEAD_BYTES: u64 = 0x1_0048;
+
 /// The maximum number of skippable frames that are skipped in front of compressed data to find its
 /// format.
 const MOST_SKIPPED: usize = 1 << 10;
@@ -474,6 +477,11 @@ mod tests {
                 assert_ne!(name_of(&bytes[..at + magic.len() - 1]), Some(signature.name), "{mark:?}");
             }
         }
+        let ends = SIGNATURES.iter().flat_map(|signature| signature.marks).filter_map(|mark| match mark {
+            At(at, magic) => Some(at + magic.len() as u64),
+            _ => None,
+        });
+        assert_eq!(ends.max(), Some(HEAD_BYTES));
         assert_eq!((name_of(b""), name_of(&[0; 70_000]), name_of(b"text")), (None, None, None));
     }
 

@@ -292,9 +292,26 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
         assert!(said.contains(name) && said.contains(command) && said.contains("--format raw"), "{said}");
         let said = run_to_fail(pagefold().args(["info", &path]));
         assert!(said.contains("is not an EROFS image; it is") && said.contains(name), "{said}");
-        assert!(folder.packed(&[&path, "--format", "raw"]) == (file.to_owned(), bytes));
+        assert!(folder.packed(&[&path, "--format", "raw"]) == (file.to_owned(), bytes.clone()));
         run(&mut server.ask(&["add", "a", "--base", &path, "--format", "raw"]));
         run(&mut server.ask(&["remove", "a"]));
+        // In an image, it is still not a disk.
+        let image = folder.at("a.erofs");
+        fs::rename(folder.at("image"), &image).expect("an image");
+        let inside = format!("{image}:/{file}");
+        let mut commands = vec![pagefold_in(&folder, "serve"), pagefold_in(&folder, "serve")];
+        commands[0].arg(&image);
+        commands[1].arg(&inside);
+        commands.extend([&image, &inside].map(|place| server.ask(&["add", "a", "--base", place])));
+        let said = commands.iter_mut().map(run_to_fail).chain([folder.refused(&[&image])]);
+        for said in said.collect::<Vec<_>>() {
+            let what = format!("{file} in it is {name}");
+            let words = [&what, command, &format!("'pagefold cat {inside} > FILE'"), "--format erofs"];
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        }
+        run(&mut server.ask(&["add", "a", "--base", &inside, "--format", "erofs"]));
+        run(&mut server.ask(&["remove", "a"]));
+        assert!(folder.packed(&[&image, "--format", "erofs"]) == (file.to_owned(), bytes));
         // Compressed, it is still not a disk.
         let path = folder.write("compressed.gz", &gzip(&headed(at, magic)));
         let said = folder.refused(&[&path]);
