@@ -31,6 +31,7 @@ mod base;
 mod behind;
 mod cache;
 mod content;
+mod encrypted;
 mod erofs;
 mod error;
 mod format;
