@@ -333,8 +333,22 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
     disk[8 << 20..].fill(7);
     for name in ["disk.tar", "disk.tar.gz"] {
         let path = folder.write(name, &if name.ends_with("gz") { gzip(&disk) } else { disk.clone() });
-        assert!(folder.refused(&[&path]).contains("not a tar archive"), "{name}");
+        let said = folder.refused(&[&path]);
+        assert!(said.contains("not a tar archive") && !said.contains("pipe"), "{said}");
     }
+    assert!(folder.refused(&[&folder.at("disk.tar")]).contains("give --format raw"));
+    // The format that was given is not that of the compressed file.
+    let qcow2 = gzip(&headed(0, b"QFI\xfb\0\0\0\x03"));
+    for name in ["a.img.gz", "a.tar.gz", "a.gz"] {
+        let path = folder.write(name, &qcow2);
+        let said = folder.refused(&[&path]);
+        let words = ["'gzip -dc ", "its content is a qcow2 image: 'qemu-img convert"];
+        assert!(words.iter().all(|word| said.contains(word)) && !said.contains("--format"), "{said}");
+        let said = folder.refused(&["--format", "qcow2", &path]);
+        assert!(said.contains("not a qcow2 image, but gzip data: 'gzip -dc "), "{said}");
+    }
+    let text = folder.write("text.qcow2", &[b'x'; 200]);
+    assert!(folder.refused(&["--format", "qcow2", &text]).contains("text.qcow2: not a qcow2 image"));
     let said = run_to_fail(
         pagefold().args(["pack", "-", "-o", &folder.at("image")]).stdin(File::open(folder.at("disk.tar")).expect("it")),
     );
