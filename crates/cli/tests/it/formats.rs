@@ -246,6 +246,33 @@ fn pagefold_in(folder: &Folder, name: &str) -> Command {
     command
 }
 
+/// The names of raw disks say nothing of an image, so `pack` says what `serve` needs for them.
+#[test]
+fn a_disk_is_packed_under_any_name_and_served() {
+    let folder = Folder::new();
+    let disk = folder.write("disk", &[7; 5000]);
+    let tree = folder.write("tree/a/b", b"text");
+    let tree = Path::new(&tree).ancestors().nth(2).expect("a folder").to_str().expect("text");
+    for name in ["y.erofs", "y.EROFS", "y.img", "y.IMG", "y", "y.bin"] {
+        let image = folder.at(name);
+        let pack = |source: &str| {
+            let output = pagefold().args(["pack", source, "-o", &image]).output().expect("a start");
+            assert!(output.status.success());
+            String::from_utf8_lossy(&output.stderr).contains("--format erofs")
+        };
+        let needs_format = pack(&disk);
+        assert_eq!(needs_format, !name.to_lowercase().ends_with(".erofs"), "{name}");
+        if needs_format {
+            let said = run_to_fail(pagefold_in(&folder, "serve").arg(&image));
+            assert!(said.contains("contains an EROFS image") && said.contains("give --format erofs"), "{said}");
+        }
+        let args = ["--format", "erofs", &image];
+        let server = Server::start(if needs_format { &args } else { &args[2..] });
+        assert!(run(&mut server.ask(&["disks"])).contains("5 KiB"), "{name}");
+        assert!(!pack(tree), "{name}");
+    }
+}
+
 /// The beginning of version 4.
 const SQUASHFS: &[u8] = b"hsqs\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\0";
 
