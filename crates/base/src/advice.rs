@@ -39,12 +39,21 @@ fn new_name(path: &Path, end: &str) -> String {
     names.find(is_free).unwrap_or_default()
 }
 
+/// Returns the command that copies the file `inside` an image to a new one, `FILE`.
+pub(crate) fn copying(image: &Path, inside: &[u8]) -> String {
+    let image = pagefold_storage::shown(image);
+    let place = str::from_utf8(inside).ok().map(|inside| format!("{image}:/{}", inside.trim_start_matches('/')));
+    let place = place.filter(|place| is_literal(place, b":@")).unwrap_or_else(|| "IMAGE:/PATH".to_owned());
+    format!("'pagefold cat {place} > FILE'")
+}
+
 /// Returns a path that a shell takes literally.
 fn plain(path: &Path) -> Option<&str> {
-    let is_plain = |name: &&str| {
-        !name.is_empty()
-            && !name.starts_with('-')
-            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=,".contains(&b))
-    };
-    path.to_str().filter(is_plain)
+    path.to_str().filter(|path| is_literal(path, b""))
+}
+
+/// Returns whether a shell takes a text literally, which may have some `more` characters.
+fn is_literal(text: &str, more: &[u8]) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+=,".contains(&byte) || more.contains(&byte);
+    !text.is_empty() && !text.starts_with('-') && text.bytes().all(is_plain)
 }

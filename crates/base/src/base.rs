@@ -25,7 +25,8 @@ const MOST_BYTES: u64 = i64::MAX as u64 - SECTOR_BYTES;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The format of the storage. `None`: content and name determine it, and must agree.
+    /// The format of the storage. `None`: content and name determine it, and must agree, and a file
+    /// in an EROFS image must be a raw disk.
     pub format: Option<Format>,
     /// The path of a file in an EROFS image. `None`: the image's only file.
     pub inside: Option<Vec<u8>>,
@@ -83,14 +84,19 @@ impl Base {
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
         let format = options.format.map_or_else(|| Format::of(path, &*storage), Ok)?;
         if options.inside.is_some() && format != Format::Erofs {
-            return Err(unfit("not an EROFS image: only an EROFS image can be given with a path"));
+            return Err(match options.format {
+                Some(given) => unfit(&format!(
+                    "--format {given} is for the file itself: only an EROFS image can be given with a path"
+                )),
+                None => unfit("not an EROFS image: only an EROFS image can be given with a path"),
+            });
         }
         let stored = Arc::clone(&storage);
         let content: Box<dyn Content> = match format {
             Format::Raw => Box::new(Raw::open(stored).map_err(failed)?),
             Format::Erofs => {
                 let cache = cache.join().ok_or_else(|| OpenError::NoMemory { path: path.into() })?;
-                Box::new(ErofsFile::open(path, stored, options.inside.as_deref(), cache)?)
+                Box::new(ErofsFile::open(path, stored, options.inside.as_deref(), options.format.is_some(), cache)?)
             }
             Format::Qcow2 => Box::new(Qcow2::open(path, stored)?),
         };

@@ -2,10 +2,13 @@
 
 use std::io;
 
-use crate::{headers::crc32, source::Source};
+use crate::{
+    headers::{NEW_CPIO_BYTES, cpio_lengths, crc32},
+    source::Source,
+};
 
 /// How far from the end the description of a disk may be.
-const TAIL_BYTES: u64 = 64 << 10;
+pub(crate) const TAIL_BYTES: u64 = 64 << 10;
 
 /// The end record of a zip archive without its comment, and the longest comment.
 const ZIP_END_BYTES: usize = 22;
@@ -14,6 +17,10 @@ const ZIP_COMMENT_BYTES: u64 = u16::MAX as u64;
 /// A 7z or RAR archive begins within this many bytes of a program. Programs that unpack it have a
 /// few hundred kilobytes.
 const PROGRAM_BYTES: u64 = 1 << 20;
+
+/// The first archive of an initramfs has fewer members, and at most this many zeros follow it.
+const MOST_MEMBERS: usize = 1 << 8;
+const MOST_PADDING_BYTES: u64 = 4 << 10;
 
 fn be64(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| u64::from_be_bytes(*bytes))
@@ -58,6 +65,26 @@ pub(crate) fn is_vhd(source: &Source<'_>) -> io::Result<bool> {
     Ok(last(SECTOR_BYTES)
         || last(SECTOR_BYTES - 1)
         || behind.any(|(footer, at)| is_footer(footer) && footer[60..64] == *FIXED && be64(footer, 48) == Some(at)))
+}
+
+/// Looks for more data behind the first archive of an initramfs, which is often one with microcode.
+/// Programs that read cpio archives stop there.
+pub(crate) fn is_initramfs(source: &Source<'_>) -> io::Result<bool> {
+    const TRAILER: &[u8] = b"TRAILER!!!\0";
+    let mut at = 0;
+    for _ in 0..MOST_MEMBERS {
+        let header = source.bytes(at, NEW_CPIO_BYTES)?;
+        let Some((content_bytes, name_bytes)) = cpio_lengths(&header) else { return Ok(false) };
+        let name = at + NEW_CPIO_BYTES as u64;
+        let end = (name + name_bytes).next_multiple_of(4);
+        if source.bytes(name, TRAILER.len())? == TRAILER {
+            // Archives are padded with zeros.
+            let len = source.len_bytes.saturating_sub(end).min(MOST_PADDING_BYTES);
+            return Ok(source.bytes(end, len as usize)?.iter().any(|byte| *byte != 0));
+        }
+        at = (end + content_bytes).next_multiple_of(4);
+    }
+    Ok(false)
 }
 
 /// Looks for where the description of a Nero disc image begins, which is before its own end.

@@ -10,6 +10,7 @@ use crate::{
     OpenError,
     cache::Leased,
     content::{Content, data, hole},
+    inside,
 };
 
 /// An image keeps decoded indexes of up to 4 MiB, and blocks of the directories that lead to the
@@ -21,16 +22,20 @@ const DIRECTORY_BYTES: u64 = 64 << 10;
 pub(crate) struct ErofsFile {
     file: File,
     unit_bytes: u64,
+    /// Clusters that were decoded to open the file.
+    decoded_before: u64,
     _cache: Arc<Leased>,
 }
 
 impl ErofsFile {
     /// Opens the file at `inside`, or the image's only file. Metadata that locates its content is
-    /// read and verified when it is needed.
+    /// read and verified when it is needed. A file whose content is not a raw disk is refused, unless
+    /// it `is_wanted` whatever it is.
     pub(crate) fn open(
         path: &Path,
         storage: Arc<dyn Storage>,
         inside: Option<&[u8]>,
+        is_wanted: bool,
         cache: Arc<Leased>,
     ) -> Result<Self, OpenError> {
         let wrong = |source| OpenError::Erofs { path: path.into(), source };
@@ -39,9 +44,13 @@ impl ErofsFile {
         let image = Image::open_sharing(storage, devices, &cache.clusters).map_err(wrong)?;
         // Otherwise, only reads of the missing part would fail.
         image.check_len().map_err(wrong)?;
-        let file = image_file(path, &image, inside)?;
+        let (name, file) = named_file(path, &image, inside)?;
         let unit_bytes = file.cluster_bytes().map_err(wrong)?;
-        Ok(Self { file, unit_bytes, _cache: cache })
+        if !is_wanted {
+            inside::check(path, &name, &file)?;
+        }
+        let decoded_before = decoded(&file);
+        Ok(Self { file, unit_bytes, decoded_before, _cache: cache })
     }
 }
 
@@ -50,41 +59,52 @@ impl ErofsFile {
 /// # Errors
 /// [`OpenError::Erofs`], and [`OpenError::Unfit`] if it is not a regular file, or not the only one.
 pub fn image_file(path: &Path, image: &Image, inside: Option<&[u8]>) -> Result<File, OpenError> {
+    named_file(path, image, inside).map(|(_, file)| file)
+}
+
+/// Like [`image_file`], with the file's name or path.
+fn named_file(path: &Path, image: &Image, inside: Option<&[u8]>) -> Result<(Vec<u8>, File), OpenError> {
     let wrong = |source| OpenError::Erofs { path: path.into(), source };
-    let inode = match inside {
+    let (name, inode) = match inside {
         // With a trailing slash, a symbolic link is followed.
-        Some(inside) => image.resolve(&[inside, b"/"].concat()).map_err(wrong)?,
+        Some(inside) => (inside.to_vec(), image.resolve(&[inside, b"/"].concat()).map_err(wrong)?),
         None => only_file(path, image)?,
     };
     if inode.kind != FileKind::Regular {
         let what = format!("{} in it is not a regular file", String::from_utf8_lossy(inside.unwrap_or_default()));
         return Err(OpenError::Unfit { path: path.into(), what });
     }
-    image.file(&inode).map_err(wrong)
+    Ok((name, image.file(&inode).map_err(wrong)?))
 }
 
-/// Returns the regular file that is the only entry of the root directory.
-fn only_file(path: &Path, image: &Image) -> Result<Inode, OpenError> {
+/// Returns the regular file that is the only entry of the root directory, and its name.
+fn only_file(path: &Path, image: &Image) -> Result<(Vec<u8>, Inode), OpenError> {
     let wrong = |source| OpenError::Erofs { path: path.into(), source };
     let root = image.root().map_err(wrong)?;
     let mut found = Vec::new();
     image
         .for_each_entry_from(&root, 0, |entry, _| {
             if !matches!(&*entry.name, b"." | b"..") {
-                found.push(entry.nid);
+                found.push((entry.name.to_vec(), entry.nid));
             }
             if found.len() > 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
         .map_err(wrong)?;
-    let only = match found[..] {
-        [nid] => Some(image.inode(nid).map_err(wrong)?),
+    let only = match (found.pop(), found.pop()) {
+        (Some((name, nid)), None) => Some((name, image.inode(nid).map_err(wrong)?)),
         _ => None,
     };
-    only.filter(|inode| inode.kind == FileKind::Regular).ok_or_else(|| {
+    only.filter(|(_, inode)| inode.kind == FileKind::Regular).ok_or_else(|| {
         let path = path.to_path_buf();
         let what = format!("the image is a tree of files: select a disk in it with {0}:/PATH, or mount the tree with 'pagefold mount {0} DIR'", path.display());
         OpenError::Unfit { path, what }
     })
+}
+
+/// Returns how many clusters were decoded for the file's image.
+fn decoded(file: &File) -> u64 {
+    let counts = file.counts();
+    counts.decoded_in_place + counts.decoded_by_copy
 }
 
 impl Content for ErofsFile {
@@ -124,8 +144,7 @@ impl Content for ErofsFile {
     }
 
     fn decoded_clusters(&self) -> u64 {
-        let counts = self.file.counts();
-        counts.decoded_in_place + counts.decoded_by_copy
+        decoded(&self.file) - self.decoded_before
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

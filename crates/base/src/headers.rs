@@ -2,6 +2,9 @@
 
 use flate2::{Crc, Decompress, FlushDecompress, Status};
 
+/// The length of a header of a cpio archive in hexadecimal digits.
+pub(crate) const NEW_CPIO_BYTES: usize = 110;
+
 /// Bytes that a test is given, unless the file is shorter.
 pub(crate) const FRONT_BYTES: usize = 4 << 10;
 
@@ -132,11 +135,21 @@ pub(crate) fn is_portable_cpio(front: &[u8]) -> bool {
 
 /// The same in hexadecimal digits, with or without sums of the content.
 pub(crate) fn is_new_cpio(front: &[u8]) -> bool {
-    let Some(header) = front.first_chunk::<110>() else { return false };
+    let lengths = cpio_lengths(front);
+    lengths.is_some_and(|(_, name_bytes)| is_end_of_name(front, NEW_CPIO_BYTES + name_bytes as usize - 1))
+}
+
+/// Returns the lengths of the content and of the name, which is not empty, in such a header.
+pub(crate) fn cpio_lengths(front: &[u8]) -> Option<(u64, u64)> {
+    let header = front.first_chunk::<NEW_CPIO_BYTES>()?;
     let is_hex = header.iter().all(u8::is_ascii_hexdigit);
     let has_magic = header.starts_with(b"070701") || header.starts_with(b"070702");
-    let name_bytes = str::from_utf8(&header[94..102]).ok().and_then(|digits| usize::from_str_radix(digits, 16).ok());
-    has_magic && is_hex && name_bytes.is_some_and(|bytes| bytes > 0 && is_end_of_name(front, header.len() + bytes - 1))
+    let number = |at: usize| {
+        let digits = str::from_utf8(&header[at..at + 8]).ok();
+        digits.and_then(|digits| u64::from_str_radix(digits, 16).ok())
+    };
+    let lengths = number(54).zip(number(94));
+    lengths.filter(|(_, name_bytes)| has_magic && is_hex && *name_bytes > 0)
 }
 
 /// A line, and nothing or the header of a member.

@@ -12,10 +12,10 @@ use pagefold_disk::{Error, Extent};
 use pagefold_storage::Storage;
 
 use crate::{
-    OpenError,
+    Format, OpenError,
     content::Content,
     holes::Holes,
-    signature::{conversion, conversion_of_encrypted, repair},
+    signature::{Signature, conversion, conversion_of_encrypted, repair},
 };
 
 /// Second-level tables that imago keeps, each of one cluster.
@@ -278,6 +278,11 @@ impl Qcow2 {
         let failed = |source| OpenError::Io { path: path.into(), source };
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
         let file_bytes = storage.len_bytes().map_err(failed)?;
+        if !Format::Qcow2.is_in(&*storage, 0).map_err(failed)? {
+            let found =
+                Signature::of(&*storage, 0).map_err(failed)?.map(|found| format!(", but {}", found.described(path)));
+            return Err(unfit(&format!("not a qcow2 image{}", found.unwrap_or_default())));
+        }
         let header = Header::read(&*storage).map_err(failed)?;
         if let Some(why) = header.refusal() {
             let way = if header.encryption == 0 { conversion(path) } else { conversion_of_encrypted(path) };

@@ -7,7 +7,7 @@ use std::{ffi::OsStr, io, path::Path};
 
 use pagefold_storage::{Location, ReadAt};
 
-use crate::{Format, advice, behind, headers, source::Source};
+use crate::{Format, advice, behind, encrypted, headers, source::Source};
 
 /// The kinds of formats, by what this program can do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,9 @@ enum Mark {
 use Mark::{At, Front, InLastSector, Whole};
 
 const SECTOR_BYTES: u64 = 512;
+
+/// All marks at fixed offsets are in this many bytes of a file. That of btrfs is the last one.
+pub(crate) const HEAD_BYTES: u64 = 0x1_0048;
 
 /// The maximum number of skippable frames that are skipped in front of compressed data to find its
 /// format.
@@ -187,6 +190,12 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "data encrypted by age", kind: Kind::Foreign, extensions: &["age"],
         marks: &[At(0, b"age-encryption.org/v1\n-> "), At(0, b"-----BEGIN AGE ENCRYPTED FILE-----")],
         advice: "'age --decrypt --output STEM FILE' decrypts it" },
+    Signature { name: "an OpenPGP message", kind: Kind::Foreign, extensions: &[],
+        marks: &[Front(encrypted::is_openpgp), Front(encrypted::is_armored_openpgp)],
+        advice: "'gpg --decrypt --output STEM FILE' decrypts it" },
+    Signature { name: "data encrypted by 'openssl enc'", kind: Kind::Foreign, extensions: &[],
+        marks: &[Front(encrypted::is_openssl)],
+        advice: "with the cipher and the options that encrypted it, 'openssl enc -d -CIPHER -in FILE -out STEM' decrypts it" },
     Signature { name: "a chunk index", kind: Kind::Foreign, extensions: &["chunk-index"],
         marks: &[At(0, b"\xcd\xe4\xec\x67")], advice: "name the image for which it was made" },
 
@@ -238,6 +247,8 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a zip archive", kind: Kind::Foreign, extensions: &["zip", "jar", "apk"],
         marks: &[At(0, b"PK\x03\x04"), At(0, b"PK\x05\x06"), At(0, b"PK\x07\x08PK"),
             At(0, b"PK00PK\x03\x04"), Whole(behind::is_program_with_zip)], advice: REPACK },
+    Signature { name: "an initramfs of several cpio archives", kind: Kind::Foreign, extensions: &[],
+        marks: &[Whole(behind::is_initramfs)], advice: "'unmkinitramfs FILE DIRECTORY' extracts it" },
     Signature { name: "a cpio archive", kind: Kind::Foreign, extensions: &["cpio"],
         marks: &[Front(headers::is_new_cpio), Front(headers::is_portable_cpio), Front(headers::is_old_cpio)], advice: REPACK },
     Signature { name: "a Debian package", kind: Kind::Foreign, extensions: &["deb", "udeb"],
@@ -474,6 +485,11 @@ mod tests {
                 assert_ne!(name_of(&bytes[..at + magic.len() - 1]), Some(signature.name), "{mark:?}");
             }
         }
+        let ends = SIGNATURES.iter().flat_map(|signature| signature.marks).filter_map(|mark| match mark {
+            At(at, magic) => Some(at + magic.len() as u64),
+            _ => None,
+        });
+        assert_eq!(ends.max(), Some(HEAD_BYTES));
         assert_eq!((name_of(b""), name_of(&[0; 70_000]), name_of(b"text")), (None, None, None));
     }
 

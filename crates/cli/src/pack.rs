@@ -8,8 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
+use pagefold_base::{Format, Kind, Signature};
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
+use pagefold_erofs::{
+    BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, NodeKind, Tree, build_watched,
+};
 use pagefold_output::{Destination, ImageFormat, Inputs};
 
 use crate::destination::{draft, wrong_name};
@@ -173,6 +176,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             size::show(report.file_bytes),
             size::show(report.image_bytes)
         ));
+        if is_single(&tree) && !is_named_erofs(&args.output) {
+            log::line(&format!(
+                "{}: 'pagefold serve' takes it with --format erofs, or if its name ends in .erofs",
+                args.output.display()
+            ));
+        }
     }
     if matches!(args.indexes, IndexKind::Auto) {
         print_needed_linux(&args.output, &report, "; --indexes compact avoids that, and makes a larger image");
@@ -260,6 +269,17 @@ impl Args {
             volume_name,
         })
     }
+}
+
+/// Returns whether a tree is a single file, which is a disk for `serve`.
+fn is_single(tree: &Tree) -> bool {
+    let NodeKind::Directory(names) = &tree.node(tree.root()).kind else { return false };
+    names.len() == 1 && names.values().all(|id| matches!(tree.node(*id).kind, NodeKind::Regular { .. }))
+}
+
+/// Returns whether a file's name alone makes `serve` take it for an EROFS image.
+fn is_named_erofs(path: &Path) -> bool {
+    Signature::of_name(path).is_some_and(|name| name.kind() == Kind::Base(Format::Erofs))
 }
 
 /// Parses a hint. The last `=` ends the pattern. Without a cluster size, the image's applies.

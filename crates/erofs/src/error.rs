@@ -57,6 +57,10 @@ pub enum Error {
     /// A file with this name exists in the target of an extraction.
     #[error("exists already")]
     Exists,
+    /// A link or a file with the name of a directory exists in the target of an extraction, and was
+    /// kept.
+    #[error("a link or a file with this name was kept, so nothing in the directory was extracted")]
+    KeptInPlace,
     /// The file with this name is one that the image is read from
     /// ([`ExtractOptions::inputs`](crate::ExtractOptions::inputs)).
     #[error("the image is read from this file, so it is not replaced")]

@@ -17,6 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{env, fmt};
 
+use pagefold_base::{Format, Kind, Signature};
 use pagefold_erofs::{Content, Layer, NodeId, NodeKind, ScanOptions, Tree};
 use serde::{Deserialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256, Sha512};
@@ -24,7 +25,7 @@ use sha2::{Digest as _, Sha256, Sha512};
 use crate::decompress::decompressed;
 use crate::spool::spool;
 use crate::{
-    Result,
+    Error, Result,
     error::{Within, ensure, refuse},
 };
 
@@ -43,6 +44,8 @@ const ENCRYPTED: &str = "+encrypted";
 
 /// What to do with an incomplete image.
 const RENEW: &str = "save or copy the image again; to pack what there is, give a directory with it and --format raw";
+
+const NO_IMAGE: &str = "it contains no image that can be read";
 
 /// The maximum size of a manifest, an index or a config in bytes; registries allow 4 MiB.
 const MOST_DOCUMENT_BYTES: u64 = 4 << 20;
@@ -217,7 +220,7 @@ pub(crate) fn layers(
 
 /// Returns the image for a platform: the only one, or the only one for this machine.
 fn chosen(mut images: Vec<ListedImage>, platform: Option<&Platform>) -> Result<ListedImage> {
-    ensure!(!images.is_empty(), "it contains no image that can be read");
+    ensure!(!images.is_empty(), "{NO_IMAGE}");
     let mut seen = std::collections::HashSet::new();
     images.retain(|image| seen.insert(image.id.clone()));
     let listed = |images: &[ListedImage]| {
@@ -302,7 +305,10 @@ impl Files<'_> {
                 at = above.pop().unwrap_or(self.tree.root());
                 continue;
             }
-            let Some(child) = self.tree.child(at, &name) else { refuse!("{path} is missing") };
+            let Some(child) = self.tree.child(at, &name) else {
+                let why = if links > 0 { ": a link leads to a file outside, or to none" } else { "" };
+                refuse!("{path} is missing{why}");
+            };
             if let NodeKind::Symlink(target) = &self.tree.node(child).kind {
                 links += 1;
                 ensure!(links <= MOST_LINKS, "{path}: too many symbolic links");
@@ -419,23 +425,37 @@ impl Files<'_> {
 
     fn of_layout(&self) -> Result<Vec<ListedImage>> {
         let index = Blob::at(INDEX);
-        let mut images = Vec::new();
-        self.of_index(self.document(&index)?, MOST_INDEXES, &mut images)?;
-        Ok(images)
+        let (mut images, mut absent) = (Vec::new(), None);
+        self.of_index(self.document(&index)?, MOST_INDEXES, &mut images, &mut absent)?;
+        match absent.filter(|_| images.is_empty()) {
+            Some(absent) => Err(absent).within(|| NO_IMAGE.to_owned()),
+            None => Ok(images),
+        }
     }
 
-    fn of_index(&self, index: Document, depth: u32, images: &mut Vec<ListedImage>) -> Result<()> {
+    /// Finds the images of an index, and why the first of those that it lists is `absent`.
+    fn of_index(
+        &self,
+        index: Document,
+        depth: u32,
+        images: &mut Vec<ListedImage>,
+        absent: &mut Option<Error>,
+    ) -> Result<()> {
         for descriptor in index.manifests.unwrap_or_default() {
             let blob = Blob::of(&descriptor)?;
+            if descriptor.annotations.contains_key(REFERENCE_TYPE) {
+                continue;
+            }
             // An index may list images for other platforms that were not saved.
-            if descriptor.annotations.contains_key(REFERENCE_TYPE) || !self.has(&blob.path) {
+            if let Err(error) = self.file(&blob.path) {
+                absent.get_or_insert(error);
                 continue;
             }
             ensure!(images.len() < MOST_IMAGES, "it contains more than {MOST_IMAGES} images");
             let document: Document = self.document(&blob)?;
             if document.manifests.is_some() {
                 ensure!(depth > 0, "indexes are nested more than {MOST_INDEXES} levels deep");
-                self.of_index(document, depth - 1, images)?;
+                self.of_index(document, depth - 1, images, absent)?;
                 continue;
             }
             let Some(config) = &document.config else { refuse!("{} is not a manifest", blob.path) };
@@ -478,6 +498,17 @@ impl Files<'_> {
         let source = decompressed(reading()).within(shown)?;
         let kept = spool(Hashed { source, hash: &mut hash }, name)?;
         diff_id.check(hash).within(|| format!("{}, decompressed", shown()))?;
+        match Signature::of(&kept, 0).within(shown)? {
+            Some(found) if found.kind() == Kind::Base(Format::Erofs) => refuse!(
+                "{}: {} is an EROFS image: give this file to 'pagefold ls', 'pagefold extract' or 'pagefold serve --format erofs'",
+                shown(),
+                blob.path
+            ),
+            Some(found) if !matches!(found.kind(), Kind::Tar | Kind::Disk) => {
+                refuse!("{}: {} is not a tar archive, but {}", shown(), blob.path, found.name())
+            }
+            _ => {}
+        }
         Ok(Layer::from_tar(kept, name, options)?)
     }
 }

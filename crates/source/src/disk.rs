@@ -40,13 +40,14 @@ pub(crate) struct DiskFile {
 
 impl Disk {
     /// Opens the disk in a file of this format. `None`: content and name determine it, and must
-    /// agree. `warn` receives later events of the file.
-    pub(crate) fn open(disk: DiskFile, format: Option<Format>, warn: &Warn) -> Result<Self> {
+    /// agree, and a file in an EROFS image must be a raw disk. `warn` receives later events of the
+    /// file.
+    pub(crate) fn open(disk: DiskFile, given: Option<Format>, warn: &Warn) -> Result<Self> {
         let DiskFile { file, path, is_there, metadata } = disk;
         let shown = || path.display().to_string();
         let open = if is_there { Some(file.try_clone().within(shown)?) } else { None };
         let storage: Arc<dyn Storage> = Arc::new(StoredFile::new(file).within(shown)?);
-        let format = format.map_or_else(|| Format::of(&path, &*storage), Ok)?;
+        let format = given.map_or_else(|| Format::of(&path, &*storage), Ok)?;
         let Some(file_name) = path.file_name() else { refuse!("{} has no name", shown()) };
         if format == Format::Raw {
             let size = storage.len_bytes().within(shown)?;
@@ -68,7 +69,7 @@ impl Disk {
             _ => file_name.as_bytes().to_vec(),
         };
         let mut options = Options::default();
-        options.format = Some(format);
+        options.format = given;
         let warn = Arc::clone(warn);
         let base = Base::of(storage, &path, &options, &Cache::new(CACHE_BYTES), move |line| warn(line))?;
         let changes = base.data().map_err(std::io::Error::other).within(shown)?;

@@ -116,7 +116,7 @@ impl Sources<'_> {
         ensure!(source.file_name().is_some(), "{} has no name", shown());
         let content = Signature::of(&file, 0).within(shown)?;
         match Contents::of(source, content, kind.is_block_device()).within(shown)? {
-            Contents::Archive => self.archive(file, source, options),
+            Contents::Archive => self.archive(file, source, "To pack its bytes as a disk, give --format raw", options),
             Contents::Disk => {
                 let disk = DiskFile { file, path: source.to_owned(), is_there: true, metadata };
                 Ok(Source::Disk(Disk::open(disk, None, self.warn)?))
@@ -138,15 +138,12 @@ impl Sources<'_> {
         Ok(Source::Layer(Layer::scan(source, options)?))
     }
 
-    /// Reads the archive in a file.
-    fn archive(&self, file: File, name: &Path, options: &ScanOptions) -> Result<Source> {
+    /// Reads the archive in a file. `for_disk` says what to do if it is a disk.
+    fn archive(&self, file: File, name: &Path, for_disk: &str, options: &ScanOptions) -> Result<Source> {
         let shown = || name.display().to_string();
         // Zeros end an archive, and most disks begin with zeros.
         if begins_with_zeros(&file).within(shown)? && !is_zeros(&file).within(shown)? {
-            refuse!(
-                "{} is not a tar archive: data after leading zeros. Give a disk as a file, not through a pipe",
-                shown()
-            );
+            refuse!("{} is not a tar archive: data after leading zeros. {for_disk}", shown());
         }
         let again = || file.try_clone().within(shown);
         // Exclusions are for the files of the image, if the archive contains one.
@@ -175,7 +172,7 @@ impl Sources<'_> {
                 )
             }
             Some(other) => refuse!("{} is not a tar archive, but {}", shown(), other.described(Path::new("FILE"))),
-            None => self.archive(kept, name, options),
+            None => self.archive(kept, name, "Give a disk as a file, not through a pipe", options),
         }
     }
 
@@ -192,14 +189,21 @@ impl Sources<'_> {
         let kept = spool(decompressed(From { file, at: 0 }).within(shown)?, source)?;
         let path = without_compression(source);
         let content = Signature::of(&kept, 0).within(shown)?;
-        if let Some(found) = content.filter(|found| matches!(found.kind(), Kind::OtherDisk(_) | Kind::Foreign)) {
+        let is_other = |found: &&Signature| match found.kind() {
+            Kind::OtherDisk(_) | Kind::Foreign => true,
+            Kind::Base(_) => Signature::of_name(&path) != Some(found),
+            _ => false,
+        };
+        if let Some(found) = content.filter(is_other) {
             let first = compressed.advice(source);
             let made = compressed.created(source).map_or_else(|| path.clone(), PathBuf::from);
             refuse!("{}: {first}; its content is {}", shown(), found.described(&made));
         }
         let inside = || format!("{}, decompressed", shown());
         match Contents::of(&path, content, false).within(inside)? {
-            Contents::Archive => self.archive(kept, source, options),
+            Contents::Archive => {
+                self.archive(kept, source, "If it is a disk, name it like one, such as disk.img.gz", options)
+            }
             Contents::Disk => {
                 let disk = DiskFile { file: kept, path, is_there: false, metadata };
                 Ok(Source::Disk(Disk::open(disk, None, self.warn).within(inside)?))

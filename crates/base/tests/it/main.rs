@@ -3,6 +3,7 @@
 mod changing;
 mod damaged;
 mod formats;
+mod inside;
 mod opening;
 mod qcow2;
 mod reading;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use pagefold_base::{Base, Cache, Options};
+use pagefold_base::{Base, Cache, Format, Options};
 use pagefold_disk::{BlockDevice, Error, Read};
 use pagefold_erofs::{
     BuildOptions, ClusterCodec, Content, FileKind, Fragments, Image, Indexes, NodeKind, Span, Tree, build,
@@ -32,9 +32,15 @@ fn elsewhere(path: &Path, unit_bytes: u64) -> Arc<FaultyStorage> {
 }
 
 fn open_on(storage: &Arc<FaultyStorage>, path: &Path) -> (Base, Lines) {
+    open_as(storage, path, None)
+}
+
+fn open_as(storage: &Arc<FaultyStorage>, path: &Path, format: Option<Format>) -> (Base, Lines) {
     let logged = Lines::default();
     let storage = Arc::clone(storage) as Arc<dyn Storage>;
-    let base = Base::of(storage, path, &Options::default(), &Cache::new(4 << 20), logged.logger());
+    let mut options = Options::default();
+    options.format = format;
+    let base = Base::of(storage, path, &options, &Cache::new(4 << 20), logged.logger());
     (base.expect("a base"), logged)
 }
 
@@ -92,6 +98,24 @@ fn opening_reads_only_what_it_needs() {
             let asked = storage.take_asked();
             assert!(asked.bytes <= 128 << 10 && asked.waits <= 3, "{options:?}: {asked:?}");
         }
+    }
+}
+
+/// Both ends of a disk, which show its format, are fetched together: 64 KiB each, in units of 32.
+#[test]
+fn the_format_of_a_disk_takes_one_fetch() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let raw = sparse_file(&folder, &content(16 << 20));
+    for options in packings() {
+        let path = image_of(&raw, &options);
+        let asked = |format| {
+            let storage = elsewhere(&path, 32 << 10);
+            let _ = open_as(&storage, &path, format);
+            storage.take_asked()
+        };
+        let (wanted, judged) = (asked(Some(Format::Erofs)), asked(None));
+        assert!(judged.waits <= wanted.waits + 1, "{options:?}: {wanted:?}, {judged:?}");
+        assert!(judged.units <= wanted.units + 6, "{options:?}: {wanted:?}, {judged:?}");
     }
 }
 

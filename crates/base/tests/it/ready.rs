@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use pagefold_base::Options;
+use pagefold_base::{Format, Options};
 use pagefold_disk::{BlockDevice, Checked};
 use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments};
 use pagefold_testing::skip_for_good;
@@ -68,7 +68,10 @@ fn what_is_decoded_is_read_without_a_wait() {
     let content = content(512 << 10);
     let codec = Some(ClusterCodec::Zstd { level: 1, window_log: 16 });
     let options = BuildOptions { codec, pcluster_bytes: 64 << 10, ..BuildOptions::default() };
-    let (base, _) = open(&image_of(&sparse_file(&folder, &content), &options), &Options::default());
+    // Then opening decodes nothing.
+    let mut wanted = Options::default();
+    wanted.format = Some(Format::Erofs);
+    let (base, _) = open(&image_of(&sparse_file(&folder, &content), &options), &wanted);
     assert!(tried(&base, &content) < 64, "only what is not compressed");
     let mut page = [0; 4096];
     // In an order that is not a sequence.

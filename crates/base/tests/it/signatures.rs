@@ -3,8 +3,9 @@
 
 use flate2::{Compression, Crc, write::ZlibEncoder};
 use pagefold_base::Signature;
+use pagefold_testing::programs;
 use proptest::prelude::*;
-use std::io::Write;
+use std::{fs, io::Write, path::Path, process::Command};
 
 fn name_of(bytes: &[u8]) -> Option<&'static str> {
     Signature::of(&bytes.to_vec(), 0).expect("memory").map(Signature::name)
@@ -67,6 +68,9 @@ const STARTS: &[&str] = &[
     "#!/bin/sh\n",
     "MZ",
     "age-encryption.org/v1\n",
+    "Salted__",
+    "-----BEGIN PGP MESSAGE-----\n",
+    "-----BEGIN PGP MESSAGE-----\n\n",
 ];
 
 /// Also at the end, or at an offset.
@@ -178,6 +182,112 @@ fn headers_are_recognized() {
         ),
     ] {
         assert_eq!(name_of(&bytes), Some(name));
+    }
+}
+
+#[test]
+fn encrypted_files_are_recognized() {
+    let (message, openssl) = (Some("an OpenPGP message"), Some("data encrypted by 'openssl enc'"));
+    let by_passphrase = b"\x8c\x0d\x04\x09\x03\x02saltsalt\xff";
+    let for_rsa = [&b"\x85\x01\x0c\x03keyidkey\x01\x07\xfe"[..], &[0x81; 256]].concat();
+    let for_curve = [&b"\x84\x5e\x03keyidkey\x12\x01\x07\x40"[..], &[0x81; 81]].concat();
+    // The length of the data takes 1, 2 or 5 bytes, or they come in parts.
+    for data in
+        [&b"\xd2\x3c\x01"[..], b"\xd2\xc0\x10\x01", b"\xd2\xff\0\x04\x94\x19\x01", b"\xd2\xed\x01", b"\xd4\x3c\x01"]
+    {
+        for keys in
+            [by_passphrase.to_vec(), [&for_rsa[..], &for_curve].concat(), [&for_curve[..], by_passphrase].concat()]
+        {
+            assert_eq!(name_of(&[&keys[..], data].concat()), message);
+            // Without a key, of an unknown version, or cut.
+            assert_eq!(name_of(data), None);
+            for at in [0, 1, 2] {
+                let mut other = [&keys[..], data].concat();
+                other[at] ^= 0x10;
+                assert_eq!(name_of(&other), None, "{at} of {keys:?}");
+            }
+            assert_eq!(name_of(&[&keys[..], &data[..1]].concat()), None);
+        }
+    }
+    let line = "jA0ECQMCDC/8vmNn8dnb".repeat(4);
+    for text in [
+        format!("-----BEGIN PGP MESSAGE-----\n\n{}\n", &line[..64]),
+        format!("-----BEGIN PGP MESSAGE-----\r\nVersion: 1\r\n\r\n{}\r\n", &line[..64]),
+        "-----BEGIN PGP MESSAGE-----\n\njA0ECQMCDC8=\n=abcd\n-----END PGP MESSAGE-----\n".to_owned(),
+    ] {
+        assert_eq!(name_of(text.as_bytes()), message, "{text}");
+    }
+    for text in ["-----BEGIN PGP MESSAGE-----\n\njA0ECQMCDC8=\n", "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmDMEaS"] {
+        assert_eq!(name_of(text.as_bytes()), None, "{text}");
+    }
+    assert_eq!(name_of(b"Salted__\x86\xad\x3d\x51\xc1\xb4\x61\x2d\xa5\x0d\x08\x0c"), openssl);
+    let words = "Salted__ ist der Anfang von größeren Dateien.\n".repeat(200);
+    for len in 4000..4120 {
+        assert_eq!(name_of(&words.as_bytes()[..len]), None);
+    }
+}
+
+/// Files as the programs write them, whatever they encrypt.
+#[test]
+fn files_that_programs_encrypted_are_recognized() {
+    let Some([gpg, openssl]) = programs("files_that_programs_encrypted_are_recognized", ["gpg", "openssl"]) else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let encrypted = |program: &Path, args: &str, content: &[u8]| {
+        fs::write(folder.path().join("disk.img"), content).expect("a file");
+        let out = folder.path().join("out");
+        let mut command = Command::new(program);
+        command.args(args.split(' ')).current_dir(folder.path()).env("GNUPGHOME", folder.path());
+        let output = command.output().expect("a start");
+        assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+        fs::read(out).expect("a file")
+    };
+    let noise: Vec<u8> = (0..30_000u32).map(|n| (n.wrapping_mul(n).wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+    for content in [&b"a few words"[..], &[0; 100_000], &noise, b""] {
+        for options in ["-c", "-c -z 0", "-c --cipher-algo 3DES", "-c --armor", "-c --s2k-digest-algo SHA512"] {
+            let args = format!("--batch --yes --pinentry-mode loopback --passphrase x {options} -o out disk.img");
+            assert_eq!(name_of(&encrypted(&gpg, &args, content)), Some("an OpenPGP message"), "{args}");
+        }
+        for cipher in ["aes-256-cbc", "aes-128-ctr", "camellia-192-cbc"] {
+            let args = format!("enc -{cipher} -pbkdf2 -pass pass:x -in disk.img -out out");
+            assert_eq!(
+                name_of(&encrypted(&openssl, &args, content)),
+                Some("data encrypted by 'openssl enc'"),
+                "{args}"
+            );
+        }
+    }
+    // gpg has started an agent.
+    let mut end = Command::new(gpg.with_file_name("gpgconf"));
+    let _ = end.args(["--kill", "gpg-agent"]).env("GNUPGHOME", folder.path()).status();
+}
+
+/// The first archive of an initramfs has microcode, and programs that read cpio archives stop at its
+/// end.
+#[test]
+fn an_initramfs_of_several_archives_is_recognized() {
+    let member = |name: &str, content: &[u8]| {
+        let lens = (content.len(), name.len() + 1);
+        let header = format!("070701{}{:08x}{}{:08x}{:08x}", "0".repeat(6 * 8), lens.0, "0".repeat(4 * 8), lens.1, 0);
+        let mut bytes = [header.as_bytes(), name.as_bytes(), b"\0"].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(content);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    };
+    let first =
+        [member("kernel", b""), member("kernel/microcode.bin", &[7; 70_001]), member("TRAILER!!!", b"")].concat();
+    let padded = [&first[..], &vec![0; 512 - first.len() % 512]].concat();
+    for archive in [&first, &padded] {
+        assert_eq!(name_of(archive), Some("a cpio archive"));
+        for second in [&b"\x1f\x8b\x08"[..], b"\x28\xb5\x2f\xfd", &first] {
+            let both = [archive, second].concat();
+            assert_eq!(name_of(&both), Some("an initramfs of several cpio archives"));
+        }
+    }
+    for len in (1..first.len()).step_by(997).chain([first.len() - 1]) {
+        assert!(matches!(name_of(&first[..len]), None | Some("a cpio archive")), "{len}");
     }
 }
 

@@ -76,7 +76,8 @@ FILE is a raw disk, a block device, a qcow2 image, or an EROFS image. If an EROF
 single file, that file is the disk; otherwise :/PATH selects it. The disk is named after the \
 file, without its extension. Images are recognized by the endings .erofs and .qcow2; a file whose \
 name and contents disagree is refused unless --format names its format. So are files that contain \
-no disk or one that cannot be read, such as compressed ones; --format raw serves their bytes.
+no disk or one that cannot be read, such as compressed ones; --format raw serves their bytes, and \
+--format erofs those of such a file in an image.
 
 The file of --config is TOML: each option is a key with its name, and [[disk]], [[base]] and \
 [[fork]] describe what to make. Without --config, no file is read.

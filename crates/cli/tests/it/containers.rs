@@ -300,6 +300,32 @@ fn one_platform_is_taken() {
     assert_eq!(layout.pack(&[&oci, "--platform", "linux/mips"]), "mips");
 }
 
+/// What is not there, or not a layer, is named.
+#[test]
+fn images_without_layers_to_read_are_refused_by_name() {
+    let layout = Layout::new();
+    let oci = layout.at("oci");
+    // An EROFS image as a layer, as `push` makes them.
+    fs::write(layout.at("disk"), [7; 9000]).expect("a file");
+    run(pagefold().args(["pack", &layout.at("disk"), "-o", &layout.at("erofs")]));
+    let image = fs::read(layout.at("erofs")).expect("an image");
+    let zip = [&b"PK\x03\x04"[..], &[7; 1000]].concat();
+    for (layer, named) in [(image, "is an EROFS image: give this file to 'pagefold ls'"), (zip, "but a zip archive")] {
+        layout.index(&[layout.image(&[(layer.clone(), layer.clone())], MACHINE)]);
+        layout.refused(&[&oci], &format!("layer 1 of 1: blobs/sha256/{}", digest(&layer)));
+        layout.refused(&[&oci], named);
+    }
+    // A manifest that is a link out of the layout, and one that was not saved.
+    let manifest = layout.image(&layout.two_layers(), MACHINE);
+    layout.index(std::slice::from_ref(&manifest));
+    let path = format!("blobs/{}", manifest["digest"].as_str().expect("a digest").replace(':', "/"));
+    let blob = layout.at(&format!("oci/{path}"));
+    fs::rename(&blob, layout.at("outside")).expect("a file");
+    layout.refused(&[&oci], &format!("it contains no image that can be read: {path} is missing"));
+    std::os::unix::fs::symlink("../../../outside", &blob).expect("a link");
+    layout.refused(&[&oci], &format!("{path} is missing: a link leads to a file outside"));
+}
+
 /// Each defect is refused regardless of the rest of the layout, and no file outside is read.
 #[test]
 fn damaged_or_hostile_images_are_refused() {
@@ -322,7 +348,7 @@ fn damaged_or_hostile_images_are_refused() {
     layout.refused(&[&oci], &format!("blobs/sha256/{stored} is missing"));
     fs::write(layout.at("outside"), &good[0].0).expect("a file");
     std::os::unix::fs::symlink("../../../outside", &blob).expect("a link");
-    layout.refused(&[&oci], &format!("blobs/sha256/{stored} is missing"));
+    layout.refused(&[&oci], &format!("blobs/sha256/{stored} is missing: a link leads to a file outside"));
     fs::remove_file(&blob).expect("a link");
     std::os::unix::fs::symlink(&stored, &blob).expect("a link");
     layout.refused(&[&oci], "too many symbolic links");

@@ -97,6 +97,30 @@ fn a_filled_target_is_refused_in_a_line_kept_or_replaced() {
     assert_eq!(fs::read_dir(place.at("few")).expect("a folder").count(), 100);
 }
 
+/// Neither option enters a link to a directory.
+#[test]
+fn a_link_in_the_place_of_a_directory_is_kept_or_replaced() {
+    let place = Place::new();
+    let mut tree = Tree::new(directory());
+    let below = tree.add(tree.root(), b"below", directory()).expect("a name");
+    tree.add(below, b"one", file("of the image")).expect("a name");
+    place.build(&tree);
+    for target in ["elsewhere", "file", "nothing"] {
+        fs::create_dir_all(place.at("out")).expect("a folder");
+        fs::create_dir_all(place.at("elsewhere")).expect("a folder");
+        fs::write(place.at("file"), "precious").expect("a file");
+        std::os::unix::fs::symlink(place.at(target), place.at("out/below")).expect("a link");
+        let (code, message) = place.extract("out", &["--keep"]);
+        let named = format!("{}: a link or a file with this name was kept, so nothing in", place.at("out/below"));
+        assert!(code == Some(1) && message.contains(&named), "{message}");
+        assert!(fs::symlink_metadata(place.at("out/below")).expect("a link").is_symlink());
+        assert_eq!(place.extract("out", &["--overwrite"]), (Some(0), String::new()));
+        assert_eq!(fs::read_to_string(place.at("out/below/one")).expect("a file"), "of the image");
+        assert_eq!(fs::read_dir(place.at("elsewhere")).expect("a folder").count(), 0);
+        fs::remove_dir_all(place.at("out")).expect("a folder");
+    }
+}
+
 /// Directories that only their owner could write to, but may not.
 #[test]
 fn a_user_extracts_again_over_directories_that_are_read_only() {

@@ -246,6 +246,33 @@ fn pagefold_in(folder: &Folder, name: &str) -> Command {
     command
 }
 
+/// The names of raw disks say nothing of an image, so `pack` says what `serve` needs for them.
+#[test]
+fn a_disk_is_packed_under_any_name_and_served() {
+    let folder = Folder::new();
+    let disk = folder.write("disk", &[7; 5000]);
+    let tree = folder.write("tree/a/b", b"text");
+    let tree = Path::new(&tree).ancestors().nth(2).expect("a folder").to_str().expect("text");
+    for name in ["y.erofs", "y.EROFS", "y.img", "y.IMG", "y", "y.bin"] {
+        let image = folder.at(name);
+        let pack = |source: &str| {
+            let output = pagefold().args(["pack", source, "-o", &image]).output().expect("a start");
+            assert!(output.status.success());
+            String::from_utf8_lossy(&output.stderr).contains("--format erofs")
+        };
+        let needs_format = pack(&disk);
+        assert_eq!(needs_format, !name.to_lowercase().ends_with(".erofs"), "{name}");
+        if needs_format {
+            let said = run_to_fail(pagefold_in(&folder, "serve").arg(&image));
+            assert!(said.contains("contains an EROFS image") && said.contains("give --format erofs"), "{said}");
+        }
+        let args = ["--format", "erofs", &image];
+        let server = Server::start(if needs_format { &args } else { &args[2..] });
+        assert!(run(&mut server.ask(&["disks"])).contains("5 KiB"), "{name}");
+        assert!(!pack(tree), "{name}");
+    }
+}
+
 /// The beginning of version 4.
 const SQUASHFS: &[u8] = b"hsqs\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\0";
 
@@ -292,9 +319,26 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
         assert!(said.contains(name) && said.contains(command) && said.contains("--format raw"), "{said}");
         let said = run_to_fail(pagefold().args(["info", &path]));
         assert!(said.contains("is not an EROFS image; it is") && said.contains(name), "{said}");
-        assert!(folder.packed(&[&path, "--format", "raw"]) == (file.to_owned(), bytes));
+        assert!(folder.packed(&[&path, "--format", "raw"]) == (file.to_owned(), bytes.clone()));
         run(&mut server.ask(&["add", "a", "--base", &path, "--format", "raw"]));
         run(&mut server.ask(&["remove", "a"]));
+        // In an image, it is still not a disk.
+        let image = folder.at("a.erofs");
+        fs::rename(folder.at("image"), &image).expect("an image");
+        let inside = format!("{image}:/{file}");
+        let mut commands = vec![pagefold_in(&folder, "serve"), pagefold_in(&folder, "serve")];
+        commands[0].arg(&image);
+        commands[1].arg(&inside);
+        commands.extend([&image, &inside].map(|place| server.ask(&["add", "a", "--base", place])));
+        let said = commands.iter_mut().map(run_to_fail).chain([folder.refused(&[&image])]);
+        for said in said.collect::<Vec<_>>() {
+            let what = format!("{file} in it is {name}");
+            let words = [&what, command, &format!("'pagefold cat {inside} > FILE'"), "--format erofs"];
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        }
+        run(&mut server.ask(&["add", "a", "--base", &inside, "--format", "erofs"]));
+        run(&mut server.ask(&["remove", "a"]));
+        assert!(folder.packed(&[&image, "--format", "erofs"]) == (file.to_owned(), bytes));
         // Compressed, it is still not a disk.
         let path = folder.write("compressed.gz", &gzip(&headed(at, magic)));
         let said = folder.refused(&[&path]);
@@ -316,8 +360,22 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
     disk[8 << 20..].fill(7);
     for name in ["disk.tar", "disk.tar.gz"] {
         let path = folder.write(name, &if name.ends_with("gz") { gzip(&disk) } else { disk.clone() });
-        assert!(folder.refused(&[&path]).contains("not a tar archive"), "{name}");
+        let said = folder.refused(&[&path]);
+        assert!(said.contains("not a tar archive") && !said.contains("pipe"), "{said}");
     }
+    assert!(folder.refused(&[&folder.at("disk.tar")]).contains("give --format raw"));
+    // The format that was given is not that of the compressed file.
+    let qcow2 = gzip(&headed(0, b"QFI\xfb\0\0\0\x03"));
+    for name in ["a.img.gz", "a.tar.gz", "a.gz"] {
+        let path = folder.write(name, &qcow2);
+        let said = folder.refused(&[&path]);
+        let words = ["'gzip -dc ", "its content is a qcow2 image: 'qemu-img convert"];
+        assert!(words.iter().all(|word| said.contains(word)) && !said.contains("--format"), "{said}");
+        let said = folder.refused(&["--format", "qcow2", &path]);
+        assert!(said.contains("not a qcow2 image, but gzip data: 'gzip -dc "), "{said}");
+    }
+    let text = folder.write("text.qcow2", &[b'x'; 200]);
+    assert!(folder.refused(&["--format", "qcow2", &text]).contains("text.qcow2: not a qcow2 image"));
     let said = run_to_fail(
         pagefold().args(["pack", "-", "-o", &folder.at("image")]).stdin(File::open(folder.at("disk.tar")).expect("it")),
     );

@@ -166,7 +166,7 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
         (["--hint", "text"], "PATTERN=CODEC"),
         (["--hint", "text=lz5"], "'lz5'"),
         (["--hint", "text=lz4@5000"], "the hint for 'text': the cluster size must be a multiple of the block size"),
-        (["--hint", "no-such-file=zstd,99"], "the hint for 'no-such-file': no zstd encoder: levels are -7 to 22"),
+        (["--hint", "no-such-file=zstd,99"], "the hint for 'no-such-file': codec zstd: levels are -7 to 22"),
         (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
         (["--block", "8G"], "pagefold: the block size is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),

@@ -12,7 +12,7 @@ pub struct Filled {
 /// A parameter outside its codec's range, no memory for an encoder, or a codec that is not in this
 /// build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no {codec} encoder: {what}")]
+#[error("codec {codec}: {what}")]
 #[non_exhaustive]
 pub struct EncoderError {
     /// The codec's name.

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
@@ -248,7 +248,10 @@ impl Extraction<'_> {
                 give_access(&directory);
                 Ok(Entered::Existing(target.creator.in_open(&directory)))
             }
-            Err(error) if target.options.existing == Existing::Keep => Err(error),
+            Err(error) if target.options.existing == Existing::Keep => Err(match is_directory(parent, name) {
+                true => error,
+                false => Error::KeptInPlace,
+            }),
             Err(_) => {
                 target.remove(parent, name)?;
                 make()
@@ -349,6 +352,12 @@ impl Extraction<'_> {
         target.finish(*path, inode, &OsFile::from(open), !has_owner, mode, &mut self.found);
         Ok(())
     }
+}
+
+/// Returns whether a name is that of a directory, and not of a link to one.
+fn is_directory(parent: &OwnedFd, name: &[u8]) -> bool {
+    let found = rustix::fs::statat(parent, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
+    found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
 /// Lets the owner of an existing directory create files in it, until it gets its final mode. Whether

@@ -260,7 +260,7 @@ impl<'a> Members<'a> {
         let (blocks, _) = behind.as_chunks();
         let is_header = blocks.get(first / BLOCK as usize).is_some_and(|block| header_of(block).is_some());
         let what = match self.at {
-            0 => "data after leading zeros: not a tar archive. Give a disk as a file, not through a pipe",
+            0 => "data after leading zeros: not a tar archive",
             _ if is_header => "another archive begins after the end of the first; join them with tar --concatenate",
             _ => return Ok(()),
         };
