@@ -39,6 +39,7 @@ impl ErofsFile {
         cache: Arc<Leased>,
     ) -> Result<Self, OpenError> {
         let wrong = |source| OpenError::Erofs { path: path.into(), source };
+        let is_far = storage.is_far();
         let devices = storage.devices().map_err(|source| OpenError::of_storage(path, source))?;
         let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
         let image = Image::open_sharing(storage, devices, &cache.clusters).map_err(wrong)?;
@@ -47,7 +48,7 @@ impl ErofsFile {
         let (name, file) = named_file(path, &image, inside)?;
         let unit_bytes = file.cluster_bytes().map_err(wrong)?;
         if !is_wanted {
-            inside::check(path, &name, &file)?;
+            inside::check(path, &name, &file, is_far)?;
         }
         let decoded_before = decoded(&file);
         Ok(Self { file, unit_bytes, decoded_before, _cache: cache })

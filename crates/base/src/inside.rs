@@ -12,9 +12,10 @@ use crate::{
 };
 
 /// Refuses a file that is not a raw disk: `name` in the image at `path`. Parts that cannot be read
-/// show nothing: their reads fail later, too.
-pub(crate) fn check(path: &Path, name: &[u8], file: &File) -> Result<(), OpenError> {
-    let found = Signature::of(&Ends::of(file), 0).unwrap_or_default();
+/// show nothing: their reads fail later, too. Of a file that is far, only the first part is read, which
+/// a guest reads first in any case.
+pub(crate) fn check(path: &Path, name: &[u8], file: &File, is_far: bool) -> Result<(), OpenError> {
+    let found = Signature::of(&Ends::of(file, is_far), 0).unwrap_or_default();
     let Some(found) = found.filter(|found| found.kind() != Kind::Disk) else { return Ok(()) };
     let what = format!(
         "{} in it is {} ({} extracts it): {}; --format {} takes its bytes as they are",
@@ -27,18 +28,21 @@ pub(crate) fn check(path: &Path, name: &[u8], file: &File) -> Result<(), OpenErr
     Err(OpenError::Unfit { path: path.into(), what })
 }
 
-/// A file, with what most formats show in memory: a storage that is far is asked once.
+/// A file, with what most formats show in memory.
 struct Ends<'a> {
     file: &'a File,
+    /// Whether everything but the first part counts as zeros.
+    is_far: bool,
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
 impl<'a> Ends<'a> {
-    fn of(file: &'a File) -> Self {
+    fn of(file: &'a File, is_far: bool) -> Self {
         let len_bytes = file.inode().size;
         let mut head = vec![0; len_bytes.min(HEAD_BYTES) as usize];
-        let mut tail = vec![0; (len_bytes - head.len() as u64).min(TAIL_BYTES) as usize];
+        let tail_bytes = if is_far { 0 } else { TAIL_BYTES };
+        let mut tail = vec![0; (len_bytes - head.len() as u64).min(tail_bytes) as usize];
         let tail_start = len_bytes - tail.len() as u64;
         let mut parts =
             [(0, &mut head), (tail_start, &mut tail)].map(|(offset, buf)| ReadPart { offset, buf, result: Ok(()) });
@@ -47,7 +51,7 @@ impl<'a> Ends<'a> {
         for part in parts.iter_mut().filter(|part| part.result.is_err()) {
             part.buf.fill(0);
         }
-        Self { file, head, tail }
+        Self { file, is_far, head, tail }
     }
 }
 
@@ -64,6 +68,13 @@ impl ReadAt for Ends<'_> {
                 buf.copy_from_slice(bytes);
                 return Ok(());
             }
+        }
+        if self.is_far {
+            let known = usize::try_from(offset).ok().and_then(|at| self.head.get(at..)).unwrap_or_default();
+            let (front, rest) = buf.split_at_mut(known.len().min(buf.len()));
+            front.copy_from_slice(&known[..front.len()]);
+            rest.fill(0);
+            return Ok(());
         }
         match self.file.read_at(buf, offset) {
             Ok(len) if len == buf.len() => Ok(()),
