@@ -26,8 +26,8 @@ pub(crate) fn is_open_elsewhere(file: &File) -> bool {
             _ => Ok(()),
         }
     };
-    // Whoever opens the file during the lease waits for its end, and the system signals that. By default,
-    // its signal would end this process; this one is ignored.
+    // A program that opens the file during the lease waits for its end, and the system signals that. By
+    // default, its signal would end this process; this one is ignored.
     let lease = command(F_SETSIG, SIGURG).and_then(|()| command(F_SETLEASE, F_WRLCK));
     if lease.is_ok() {
         // Closing the file would end it, too.
