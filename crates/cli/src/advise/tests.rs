@@ -1,8 +1,9 @@
 //! The command under a clock that advances only when it is read, so the results do not depend on
 //! the machine's speed.
 
-use std::{fs, os::unix::fs::FileExt, path::Path};
+use std::{collections::HashSet, fs, os::unix::fs::FileExt, path::Path};
 
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_erofs::{Content, NodeKind, build};
 use tempfile::TempDir;
 
@@ -270,6 +271,46 @@ fn check_many_files(name: &str, is_full: bool, close: f64, file_of: impl Fn(u64)
         assert!(low <= truth && truth <= high, "{name}: {truth} {low} {high} {image:?}");
         let error = (image.bytes.value - truth).abs();
         assert!(error <= 8192.0 + truth * close, "{name}: {truth} {image:?}");
+    }
+}
+
+/// Changes are anywhere on a disk, also in its holes, and take parts of its tables.
+#[test]
+fn forks_of_disks_with_holes_are_forecast() {
+    const DISK_BYTES: u64 = 512 << 20;
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("a disk");
+    let data = content(12 << 20);
+    let file = fs::File::create(&path).expect("a file");
+    file.write_all_at(&data, 40 << 20).expect("room");
+    file.set_len(DISK_BYTES).expect("a hole");
+    let file = fs::File::open(&path).expect("a file");
+    let (report, _) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
+    let forecast = report.forks.expect("forks");
+    let mut state = 11u64;
+    let mut any_page = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 20) % (DISK_BYTES / PAGE_BYTES) * PAGE_BYTES
+    };
+    for (part, figure) in [(100, forecast.of_hundredth_bytes), (10, forecast.of_tenth_bytes)] {
+        let pool = Pool::new(PoolConfig::default()).expect("a pool");
+        let disk = RamDisk::new(&pool, DISK_BYTES).expect("a disk");
+        disk.write(40 << 20, &data).expect("room");
+        let before = pool.stats().spent_bytes;
+        let forks: Vec<_> = (0..8).map(|_| disk.fork().expect("a fork")).collect();
+        for fork in &forks {
+            let mut changed = HashSet::new();
+            while (changed.len() as u64) < DISK_BYTES / PAGE_BYTES / part {
+                let (at, mut page) = (any_page(), [0; PAGE_BYTES as usize]);
+                file.read_exact_at(&mut page, any_page()).expect("a page");
+                if changed.insert(at) {
+                    fork.write(at, &page).expect("room");
+                }
+            }
+        }
+        let truth = (pool.stats().spent_bytes - before) as f64 / forks.len() as f64;
+        let figure = figure.expect("enough time");
+        assert!((figure.value - truth).abs() <= 0.1 * truth, "1/{part}: {truth} {figure:?}");
     }
 }
 
