@@ -156,6 +156,41 @@ fn clusters_longer_than_a_unit_are_forecast() {
     }
 }
 
+/// Content that hardly takes room does not take a share of what the content around it takes, whichever
+/// of it lies within one cluster, and wherever their borders are.
+#[test]
+fn content_that_shrinks_to_nothing_is_forecast_next_to_noise() {
+    let text: Vec<u8> =
+        (0..).flat_map(|line| format!("line {line} of {}\n", line * 7).into_bytes()).take(30_000).collect();
+    let cases = [
+        (&b"\xff"[..], 1 << 20, 1 << 20),
+        (&b"\xff"[..], 5 << 20, 3 << 20),
+        (&text[..], 1_300_000, 700_001),
+        // Indexes take as much as the one cluster of 4 MiB.
+        (&text[..], 14 << 20, 0),
+    ];
+    for (repeated, same_bytes, noise_bytes) in cases {
+        let (mut state, mut bytes) = (3u64, Vec::new());
+        while bytes.len() < 14 << 20 {
+            let end = bytes.len() + noise_bytes;
+            while bytes.len() < end {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                bytes.push((state >> 33) as u8);
+            }
+            bytes.extend(repeated.iter().cycle().take(same_bytes));
+        }
+        let folder = TempDir::new().expect("a folder");
+        let path = folder.path().join("a dump");
+        fs::write(&path, bytes).expect("room");
+        let truth = images::CHOICES.map(|choice| image_bytes(&path, choice.codec, choice.cluster));
+        let (report, _) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
+        for (image, truth) in report.images.iter().zip(truth) {
+            let error = (image.bytes.value - truth).abs();
+            assert!(error <= 0.015 * truth + 16384.0, "{same_bytes}: {truth} {image:?}");
+        }
+    }
+}
+
 /// The image writer stores such files without their zeros, whichever of them are holes.
 #[test]
 fn long_files_of_zeros_cost_next_to_nothing() {
