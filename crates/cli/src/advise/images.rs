@@ -67,13 +67,12 @@ const DENSE: u64 = 32;
 /// Clusters of a unit from which on the truncated one at its end hardly matters.
 const MANY_CLUSTERS: u64 = 32;
 
-/// Units of a stratum that are compared with their surroundings first, to find what is lost by packing
-/// units alone.
-const COMPARED_FIRST: usize = 4;
-
-/// If these differ, one unit in this many is compared: packing its surroundings, as a whole and in
-/// units, takes as long as packing all of these.
+/// One unit in this many is compared with its surroundings, to find what is lost by packing units alone:
+/// packing the surroundings, as a whole and in units, takes as long as packing all of these.
 const COMPARED_PART: usize = (2 * SURROUNDINGS_BYTES / UNIT_BYTES) as usize;
+
+/// Number of comparisons for a stratum from which on more are made only if they differ.
+const COMPARED_FIRST: usize = 4;
 
 /// Random reads per choice, and per batch.
 const READS: usize = 1024;
@@ -151,7 +150,18 @@ enum Compare {
     Yes,
     /// If it shrinks so much that a cluster covers more than it.
     IfDense,
+    No,
     Known(Around),
+}
+
+impl Compare {
+    /// Returns whether to compare a unit whose packing took this `time`, before `end`.
+    fn within(self, time: Duration, end: Deadline<'_>) -> Self {
+        match self {
+            Self::Yes | Self::IfDense if !end.leaves(time * COMPARED_PART as u32) => Self::No,
+            _ => self,
+        }
+    }
 }
 
 impl Around {
@@ -179,7 +189,7 @@ struct Choice<'a> {
     batches: Batches<'a>,
     used: Duration,
     part: f64,
-    /// The longest time of a batch.
+    /// The longest time of a batch, without comparing it.
     longest: Duration,
     packed: Batched,
     around: HashMap<Place, Around>,
@@ -326,11 +336,19 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
         let wanted_reads = READS.saturating_sub(open[number].read_ns.len());
         drop(open);
         let start = end.now();
-        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS), compare, end)?;
+        let packed = pack_units(input, &batch.units, &options, zeros, wanted_reads.min(BATCH_READS), end)?;
         let time = end.now().saturating_sub(start);
+        let packed = match packed {
+            Some((packed, read_ns)) => {
+                let compare = compare.within(time, end);
+                Some((with_surroundings(input, &batch, packed, &options, zeros, compare, end)?, read_ns))
+            }
+            None => None,
+        };
+        let used = end.now().saturating_sub(start);
         let mut open = choices();
         let choice = &mut open[number];
-        choice.used = choice.used.saturating_sub(guess) + time;
+        choice.used = choice.used.saturating_sub(guess) + used;
         choice.longest = choice.longest.max(time);
         if let Some((packed, read_ns)) = packed {
             if let (Some(place), Alone::Compared { around, .. }) = (place(&batch), packed.alone) {
@@ -348,33 +366,32 @@ fn place(batch: &Batch) -> Option<Place> {
     unit.surroundings().map(|longer| (longer.file, longer.offset, longer.len_bytes))
 }
 
-/// Packs a batch, and reads the image at `reads` random offsets. If asked to, compares its clusters with
-/// those of its surroundings. Returns `None` if a file has changed, no file can be read, or the time
-/// ends before all are read.
-fn pack(
+/// Returns a packed batch with what it takes within its surroundings, if it is to be compared with them and
+/// the time suffices.
+fn with_surroundings(
     input: &Input,
     batch: &Batch,
+    packed: Packed,
     options: &BuildOptions,
     zeros: Option<Zeros>,
-    reads: usize,
     compare: Compare,
     end: Deadline<'_>,
-) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
-    let pack_units = |units: &[Unit], reads| pack_units(input, units, options, zeros, reads, end);
-    let Some((packed, reads)) = pack_units(&batch.units, reads)? else { return Ok(None) };
+) -> anyhow::Result<Packed> {
     let cluster_bytes = u64::from(options.pcluster_bytes);
-    let [unit] = batch.units[..] else { return Ok(Some((packed, reads))) };
+    let [unit] = batch.units[..] else { return Ok(packed) };
     let Some(longer) = unit.surroundings().filter(|_| packed.image_bytes < MANY_CLUSTERS * cluster_bytes) else {
-        return Ok(Some((packed, reads)));
+        return Ok(packed);
     };
+    let pack_units = |units: &[Unit]| pack_units(input, units, options, zeros, 0, end);
     let is_dense = packed.image_bytes * DENSE <= packed.data_bytes;
     let around = match compare {
         Compare::Known(around) => Some(around),
+        Compare::No => None,
         Compare::IfDense if !is_dense => None,
         Compare::IfDense | Compare::Yes => {
             let others: Vec<_> = unit.others(longer).collect();
-            let together = pack_units(&[longer], 0)?;
-            let others_apart = if together.is_some() { pack_units(&others, 0)? } else { None };
+            let together = pack_units(&[longer])?;
+            let others_apart = if together.is_some() { pack_units(&others)? } else { None };
             together.zip(others_apart).map(|((together, _), (apart, _))| {
                 // A cluster that ends after the most that it may cover ends there in a longer file too.
                 let is_whole = together.clusters_bytes <= cluster_bytes;
@@ -386,9 +403,11 @@ fn pack(
     };
     let by_chance = matches!(compare, Compare::Yes) && !is_dense;
     let alone = around.map_or(Alone::Yes, |around| Alone::Compared { around, by_chance });
-    Ok(Some((Packed { alone, ..packed }, reads)))
+    Ok(Packed { alone, ..packed })
 }
 
+/// Packs units, and reads the image at `reads` random offsets. Returns `None` if a file has changed, no
+/// file can be read, or the time ends before all are read.
 fn pack_units(
     input: &Input,
     units: &[Unit],
@@ -497,10 +516,10 @@ impl Choice<'_> {
         if let Some(around) = place(batch).and_then(|place| self.around.get(&place)) {
             return Compare::Known(*around);
         }
-        let count = self.compared(batch.stratum).count();
+        let (count, of) = (self.compared(batch.stratum).count(), self.of_stratum(batch.stratum).count());
         let is_doubtful = || self.correction(batch.stratum).is_some_and(|around| around.doubt > METHOD_ERROR);
-        let wants_more = || count < self.of_stratum(batch.stratum).count() / COMPARED_PART && is_doubtful();
-        if count < COMPARED_FIRST || wants_more() { Compare::Yes } else { Compare::IfDense }
+        let is_wanted = count <= of / COMPARED_PART && (count < COMPARED_FIRST || is_doubtful());
+        if is_wanted { Compare::Yes } else { Compare::IfDense }
     }
 
     /// Returns the units that were compared by chance: the bytes of each alone, and its surroundings.
