@@ -67,9 +67,12 @@ const DENSE: u64 = 32;
 /// Clusters of a unit from which on the truncated one at its end hardly matters.
 const MANY_CLUSTERS: u64 = 32;
 
-/// Batches of a stratum that are packed together with their surroundings, to find what is lost by
-/// packing units alone.
-const WITH_SURROUNDINGS: usize = 4;
+/// One unit in this many is compared with its surroundings, to find what is lost by packing units alone:
+/// packing the surroundings, as a whole and in units, takes as long as packing all of these.
+const COMPARED_PART: usize = (2 * SURROUNDINGS_BYTES / UNIT_BYTES) as usize;
+
+/// Number of comparisons for a stratum from which on more are made only if they differ.
+const COMPARED_FIRST: usize = 4;
 
 /// Random reads per choice, and per batch.
 const READS: usize = 1024;
@@ -113,6 +116,8 @@ pub(super) struct Reads {
 struct Packed {
     data_bytes: u64,
     image_bytes: u64,
+    /// Those of clusters, the rest of their last blocks included.
+    clusters_bytes: u64,
     /// By how much packing more of the file together may change `image_bytes`.
     doubt_bytes: u64,
     alone: Alone,
@@ -125,9 +130,54 @@ enum Alone {
     /// They do not, or hardly.
     No,
     Yes,
-    /// They do. Its surroundings have these sizes: packed in units, and together.
-    Compared([u64; 2]),
+    /// They do, and its surroundings are known; `by_chance`, or because it shrinks much.
+    Compared {
+        around: Around,
+        by_chance: bool,
+    },
 }
+
+/// What a unit takes within the whole file, as a multiple of what it takes alone, and the doubt of it.
+#[derive(Clone, Copy, Debug)]
+struct Around {
+    ratio: f64,
+    doubt: f64,
+}
+
+/// Whether to compare a unit with its surroundings.
+#[derive(Clone, Copy, Debug)]
+enum Compare {
+    Yes,
+    /// If it shrinks so much that a cluster covers more than it.
+    IfDense,
+    No,
+    Known(Around),
+}
+
+impl Compare {
+    /// Returns whether to compare a unit whose packing took this `time`, before `end`.
+    fn within(self, time: Duration, end: Deadline<'_>) -> Self {
+        match self {
+            Self::Yes | Self::IfDense if !end.leaves(time * COMPARED_PART as u32) => Self::No,
+            _ => self,
+        }
+    }
+}
+
+impl Around {
+    /// Derives it from the sizes of surroundings, packed together and in units with this many ends
+    /// between them. Each end costs about the same, and the file does not have that of the surroundings
+    /// either, unless a whole cluster ends there.
+    fn new(together: f64, apart: f64, inner_ends: usize, is_whole: bool) -> Self {
+        let apart = apart.max(1.0);
+        let beyond = if is_whole { 0.0 } else { (apart - together) / apart / inner_ends.max(1) as f64 };
+        let ratio = together / apart - beyond;
+        Self { ratio: ratio.max(0.0), doubt: beyond.abs() / 2.0 }
+    }
+}
+
+/// The file, the offset and the length of surroundings.
+type Place = (u32, u64, u64);
 
 /// Packed batches, by stratum and number.
 type Batched = HashMap<(usize, usize), Packed>;
@@ -139,9 +189,10 @@ struct Choice<'a> {
     batches: Batches<'a>,
     used: Duration,
     part: f64,
-    /// The longest time of a batch.
+    /// The longest time of a batch, without comparing it.
     longest: Duration,
     packed: Batched,
+    around: HashMap<Place, Around>,
     read_ns: Vec<u64>,
 }
 
@@ -163,6 +214,7 @@ pub(super) fn measure(
             part: if number == 0 { FIRST_PART } else { (1.0 - FIRST_PART) / (CHOICES.len() - 1) as f64 },
             longest: Duration::ZERO,
             packed: HashMap::new(),
+            around: HashMap::new(),
             read_ns: Vec::new(),
         });
     }
@@ -280,63 +332,82 @@ fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> a
         // Keeps the other thread from taking the same choice in the meantime.
         open[number].used += guess;
         let (options, zeros) = (open[number].options.clone(), open[number].zeros);
-        let is_compared = open[number].comparisons(batch.stratum).count() < WITH_SURROUNDINGS;
+        let compare = open[number].comparison(&batch);
         let wanted_reads = READS.saturating_sub(open[number].read_ns.len());
         drop(open);
         let start = end.now();
-        let packed = pack(input, &batch, &options, zeros, wanted_reads.min(BATCH_READS), is_compared, end)?;
+        let packed = pack_units(input, &batch.units, &options, zeros, wanted_reads.min(BATCH_READS), end)?;
         let time = end.now().saturating_sub(start);
+        let packed = match packed {
+            Some((packed, read_ns)) => {
+                let compare = compare.within(time, end);
+                Some((with_surroundings(input, &batch, packed, &options, zeros, compare, end)?, read_ns))
+            }
+            None => None,
+        };
+        let used = end.now().saturating_sub(start);
         let mut open = choices();
         let choice = &mut open[number];
-        choice.used = choice.used.saturating_sub(guess) + time;
+        choice.used = choice.used.saturating_sub(guess) + used;
         choice.longest = choice.longest.max(time);
         if let Some((packed, read_ns)) = packed {
+            if let (Some(place), Alone::Compared { around, .. }) = (place(&batch), packed.alone) {
+                choice.around.insert(place, around);
+            }
             choice.packed.insert((batch.stratum, batch.number), packed);
             choice.read_ns.extend(read_ns);
         }
     }
 }
 
-/// Packs a batch, and reads the image at `reads` random offsets. If asked to, compares its clusters with
-/// those of its surroundings. Returns `None` if a file has changed, no file can be read, or the time
-/// ends before all are read.
-fn pack(
-    input: &Input,
-    batch: &Batch,
-    options: &BuildOptions,
-    zeros: Option<Zeros>,
-    reads: usize,
-    is_compared: bool,
-    end: Deadline<'_>,
-) -> anyhow::Result<Option<(Packed, Vec<u64>)>> {
-    let pack_units = |units: &[Unit], reads| pack_units(input, units, options, zeros, reads, end);
-    let Some((packed, reads)) = pack_units(&batch.units, reads)? else { return Ok(None) };
-    let cluster_bytes = u64::from(options.pcluster_bytes);
-    let [unit] = batch.units[..] else { return Ok(Some((packed, reads))) };
-    let Some(longer) = unit.surroundings().filter(|_| packed.image_bytes < MANY_CLUSTERS * cluster_bytes) else {
-        return Ok(Some((packed, reads)));
-    };
-    let is_dense = packed.image_bytes * DENSE <= packed.data_bytes;
-    let together = if is_dense || is_compared { pack_units(&[longer], 0)? } else { None };
-    let Some((together, _)) = together else { return Ok(Some((Packed { alone: Alone::Yes, ..packed }, reads))) };
-    if is_dense {
-        let part = packed.data_bytes as f64 / together.data_bytes as f64;
-        // A cluster that ends after the most that it may cover ends there in a longer file too.
-        let is_whole = together.image_bytes <= cluster_bytes;
-        let cut = if is_whole && unit.then == Then::Data { CUT_BYTES } else { 0 };
-        let image_bytes = ((together.image_bytes + cut) as f64 * part) as u64;
-        let lost_bytes = if is_whole { 0 } else { packed.image_bytes.saturating_sub(image_bytes) };
-        let doubt_bytes = (lost_bytes as f64 * part) as u64;
-        return Ok(Some((Packed { image_bytes, doubt_bytes, ..packed }, reads)));
-    }
-    let units: Vec<_> = longer.in_units().collect();
-    let alone = match pack_units(&units, 0)? {
-        Some((apart, _)) => Alone::Compared([apart.image_bytes, together.image_bytes]),
-        None => Alone::Yes,
-    };
-    Ok(Some((Packed { alone, ..packed }, reads)))
+/// Returns the surroundings of a batch that is a unit of a longer file.
+fn place(batch: &Batch) -> Option<Place> {
+    let [unit] = batch.units[..] else { return None };
+    unit.surroundings().map(|longer| (longer.file, longer.offset, longer.len_bytes))
 }
 
+/// Returns a packed batch with what it takes within its surroundings, if it is to be compared with them and
+/// the time suffices.
+fn with_surroundings(
+    input: &Input,
+    batch: &Batch,
+    packed: Packed,
+    options: &BuildOptions,
+    zeros: Option<Zeros>,
+    compare: Compare,
+    end: Deadline<'_>,
+) -> anyhow::Result<Packed> {
+    let cluster_bytes = u64::from(options.pcluster_bytes);
+    let [unit] = batch.units[..] else { return Ok(packed) };
+    let Some(longer) = unit.surroundings().filter(|_| packed.image_bytes < MANY_CLUSTERS * cluster_bytes) else {
+        return Ok(packed);
+    };
+    let pack_units = |units: &[Unit]| pack_units(input, units, options, zeros, 0, end);
+    let is_dense = packed.image_bytes * DENSE <= packed.data_bytes;
+    let around = match compare {
+        Compare::Known(around) => Some(around),
+        Compare::No => None,
+        Compare::IfDense if !is_dense => None,
+        Compare::IfDense | Compare::Yes => {
+            let others: Vec<_> = unit.others(longer).collect();
+            let together = pack_units(&[longer])?;
+            let others_apart = if together.is_some() { pack_units(&others)? } else { None };
+            together.zip(others_apart).map(|((together, _), (apart, _))| {
+                // A cluster that ends after the most that it may cover ends there in a longer file too.
+                let is_whole = together.clusters_bytes <= cluster_bytes;
+                let cut = if is_whole && unit.then == Then::Data { CUT_BYTES } else { 0 };
+                let together = (together.image_bytes + cut) as f64;
+                Around::new(together, (packed.image_bytes + apart.image_bytes) as f64, others.len(), is_whole)
+            })
+        }
+    };
+    let by_chance = matches!(compare, Compare::Yes) && !is_dense;
+    let alone = around.map_or(Alone::Yes, |around| Alone::Compared { around, by_chance });
+    Ok(Packed { alone, ..packed })
+}
+
+/// Packs units, and reads the image at `reads` random offsets. Returns `None` if a file has changed, no
+/// file can be read, or the time ends before all are read.
 fn pack_units(
     input: &Input,
     units: &[Unit],
@@ -350,7 +421,7 @@ fn pack_units(
     let held = Arc::new(memory_file()?);
     let (mut bytes, mut held_bytes) = (Vec::new(), 0);
     let mut tree = empty_tree();
-    let (mut data_bytes, mut cut, mut parts) = (0, 0, Vec::new());
+    let (mut data_bytes, mut cut, mut parts, mut is_zeros) = (0, 0, Vec::new(), true);
     for (place, unit) in units.iter().enumerate() {
         if place > 0 && end.is_over() {
             return Ok(None);
@@ -361,6 +432,7 @@ fn pack_units(
             Err(_) => continue,
         }
         held.write_all_at(&bytes, held_bytes).context("a file in memory")?;
+        is_zeros &= bytes.iter().all(|byte| *byte == 0);
         let (content, size, first) = match unit.file_bytes {
             Some(file_bytes) => {
                 let data = Span { at: unit.offset, len: unit.len_bytes, source: held_bytes };
@@ -384,18 +456,19 @@ fn pack_units(
     let image = memory_file()?;
     let Some(report) = build(&tree, options, &image).ok().filter(|_| !parts.is_empty()) else { return Ok(None) };
     let time = processor_time().saturating_sub(start);
+    let clusters_bytes = report.data_bytes;
     // A batch of zeros extends the preceding data and begins no run. No reader finds data there.
     if let Some(zeros) = zeros
-        && report.data_bytes <= 2 * PAGE_BYTES
+        && is_zeros
         && data_bytes > UNIT_BYTES / 2
     {
         let image_bytes = zeros.cost(0.0, Estimate::exact(data_bytes as f64)).value as u64;
-        let packed = Packed { data_bytes, image_bytes, doubt_bytes: 0, alone: Alone::No, time };
+        let packed = Packed { data_bytes, image_bytes, clusters_bytes, doubt_bytes: 0, alone: Alone::No, time };
         return Ok(Some((packed, Vec::new())));
     }
     // Where a file's data continues beyond a piece, the end of the piece wastes half a block.
     let image_bytes = added_bytes(&report).saturating_sub(cut);
-    let packed = Packed { data_bytes, image_bytes, doubt_bytes: 0, alone: Alone::No, time };
+    let packed = Packed { data_bytes, image_bytes, clusters_bytes, doubt_bytes: 0, alone: Alone::No, time };
     Ok(Some((packed, read(image, &parts, reads)?)))
 }
 
@@ -438,34 +511,58 @@ impl Choice<'_> {
         self.packed.iter().filter(move |((of, _), _)| *of == stratum)
     }
 
-    /// Returns the compared sizes of surroundings.
-    fn comparisons(&self, stratum: usize) -> impl Iterator<Item = [f64; 2]> {
+    /// Returns whether to compare a batch with its surroundings.
+    fn comparison(&self, batch: &Batch) -> Compare {
+        if let Some(around) = place(batch).and_then(|place| self.around.get(&place)) {
+            return Compare::Known(*around);
+        }
+        let (count, of) = (self.compared(batch.stratum).count(), self.of_stratum(batch.stratum).count());
+        let is_doubtful = || self.correction(batch.stratum).is_some_and(|around| around.doubt > METHOD_ERROR);
+        let is_wanted = count <= of / COMPARED_PART && (count < COMPARED_FIRST || is_doubtful());
+        if is_wanted { Compare::Yes } else { Compare::IfDense }
+    }
+
+    /// Returns the units that were compared by chance: the bytes of each alone, and its surroundings.
+    fn compared(&self, stratum: usize) -> impl Iterator<Item = (f64, Around)> {
         self.of_stratum(stratum).filter_map(|(_, packed)| match packed.alone {
-            Alone::Compared(bytes) => Some(bytes.map(|bytes| bytes as f64)),
-            Alone::No | Alone::Yes => None,
+            Alone::Compared { around, by_chance: true } => Some((packed.image_bytes as f64, around)),
+            _ => None,
         })
+    }
+
+    /// Returns the correction for units of a stratum that were not compared, if any was.
+    fn correction(&self, stratum: usize) -> Option<Around> {
+        let (mut count, mut sums) = (0.0, [0.0; 3]);
+        for (bytes, around) in self.compared(stratum) {
+            count += 1.0;
+            sums = [sums[0] + bytes, sums[1] + bytes * around.ratio, sums[2] + bytes * around.doubt];
+        }
+        let [bytes, ratio, doubt] = sums;
+        let (ratio, doubt) = (ratio / bytes, doubt / bytes);
+        let differs = self.compared(stratum).map(|(_, around)| (around.ratio - ratio).abs()).fold(0.0, f64::max);
+        (bytes > 0.0).then(|| Around { ratio, doubt: differs / f64::sqrt(count) + doubt })
     }
 
     /// Corrects the sizes of a stratum's units that were packed alone: each has a truncated cluster,
     /// and shares no cluster with what surrounds it.
     fn correct(&mut self, stratum: usize) {
-        let [apart, together] = self.comparisons(stratum).fold([0.0; 2], |[x, y], [apart, all]| [x + apart, y + all]);
-        let count = self.comparisons(stratum).count() as f64;
-        let ratio = if apart > 0.0 { together / apart } else { 1.0 };
-        let differs =
-            self.comparisons(stratum).map(|[apart, all]| (all / apart.max(1.0) - ratio).abs()).fold(0.0, f64::max);
-        // Even longer pieces may gain as much as these again, in proportion to their ends.
-        let units = (SURROUNDINGS_BYTES / UNIT_BYTES) as f64;
-        let doubt = differs / count.max(1.0).sqrt() + (1.0 - ratio).abs() / units;
+        let of_others = self.correction(stratum);
         let cluster_bytes = u64::from(self.options.pcluster_bytes);
         let of_stratum = self.packed.iter_mut().filter(|((of, _), _)| *of == stratum).map(|(_, packed)| packed);
-        for packed in of_stratum.filter(|packed| !matches!(packed.alone, Alone::No)) {
-            packed.doubt_bytes = match count {
-                // Without a comparison, all of the truncated cluster may be lost.
-                0.0 => packed.image_bytes.min(cluster_bytes) / 2,
-                _ => (packed.image_bytes as f64 * doubt) as u64,
+        for packed in of_stratum {
+            let around = match packed.alone {
+                Alone::No => continue,
+                Alone::Yes => of_others,
+                Alone::Compared { around, .. } => Some(around),
             };
-            packed.image_bytes = (packed.image_bytes as f64 * ratio) as u64;
+            (packed.image_bytes, packed.doubt_bytes) = match around {
+                Some(Around { ratio, doubt }) => {
+                    let bytes = packed.image_bytes as f64;
+                    ((bytes * ratio) as u64, (bytes * doubt) as u64)
+                }
+                // All of the truncated cluster may be lost.
+                None => (packed.image_bytes, packed.image_bytes.min(cluster_bytes) / 2),
+            };
         }
     }
 

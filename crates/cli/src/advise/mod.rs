@@ -25,7 +25,7 @@ use std::{io::Write, path::PathBuf, thread, time::Duration};
 use anyhow::Context;
 use pagefold_server::default_limit_bytes;
 
-use self::{clock::Clock, codecs::Bench, report::Report, verdict::Verdict};
+use self::{clock::Clock, codecs::Bench, input::InputKind, report::Report, stratum::PAGE_BYTES, verdict::Verdict};
 use crate::{output::output, size};
 
 /// Ends of the phases since the start: listing names, finding holes, looking for zeros while little
@@ -125,7 +125,9 @@ fn measure(args: &Args, clock: &Clock) -> anyhow::Result<(Report, Verdict)> {
     let training = bench.as_ref().and_then(Bench::least_training);
     let spare = if training.is_some_and(|least| least < END - FORKS_END) { Duration::ZERO } else { END - FORKS_END };
     let images = images::measure(&input, &pages, sample_bytes, clock.until(IMAGES_END + spare), threads)?;
-    let forks = forks::measure(&pages, clock.until(FORKS_END + spare).or_after(FORKS_TIME))?;
+    // A disk has the holes of a file. The files of a directory fill a disk without theirs.
+    let hole_bytes = if input.kind == InputKind::Directory { 0 } else { input.hole_bytes };
+    let forks = forks::measure(&pages, hole_bytes / PAGE_BYTES, clock.until(FORKS_END + spare).or_after(FORKS_TIME))?;
     if let Some(bench) = &bench {
         bench.run(&codecs::TRAINED, CODEC_TIME, clock.until(END), threads)?;
     }

@@ -76,12 +76,15 @@ impl Unit {
         has.then_some(Self { offset, len_bytes, data_bytes: len_bytes, ..self })
     }
 
-    /// Returns the units of a unit with its surroundings.
-    pub(super) fn in_units(self) -> impl Iterator<Item = Self> {
-        (0..self.len_bytes).step_by(UNIT_BYTES as usize).map(move |at| {
-            let len_bytes = (self.len_bytes - at).min(UNIT_BYTES);
-            let then = if at + len_bytes < self.len_bytes { Then::Data } else { self.then };
-            Self { offset: self.offset + at, len_bytes, data_bytes: len_bytes, then, ..self }
+    /// Returns the other units within its surroundings.
+    pub(super) fn others(self, surroundings: Self) -> impl Iterator<Item = Self> {
+        let (end, last) = (self.offset + self.len_bytes, surroundings.offset + surroundings.len_bytes);
+        [(surroundings.offset, self.offset), (end, last)].into_iter().flat_map(move |(from, to)| {
+            (from..to).step_by(UNIT_BYTES as usize).map(move |offset| {
+                let len_bytes = (to - offset).min(UNIT_BYTES);
+                let then = if offset + len_bytes < last { Then::Data } else { surroundings.then };
+                Self { offset, len_bytes, data_bytes: len_bytes, then, ..surroundings }
+            })
         })
     }
 
@@ -108,7 +111,10 @@ impl Unit {
         };
         let data_bytes = found.pages * PAGE_BYTES;
         let (offset, len_bytes) = (self.offset + from, end - from);
-        let around = if len_bytes < self.len_bytes { (offset, len_bytes) } else { self.around };
+        // Zeros before and after it end its surroundings.
+        let around_from = if from > 0 { offset } else { self.around.0 };
+        let around_end = if after > 0 { offset + len_bytes } else { self.around.0 + self.around.1 };
+        let around = (around_from, around_end - around_from);
         Some(Self { offset, len_bytes, data_bytes, then, around, ..self })
     }
 }
@@ -501,6 +507,21 @@ mod tests {
         assert_eq!(around(4), Some((12 << 20, (1 << 20) + 7)));
         assert_eq!(around(5), around(4));
         assert_eq!(around(6), None);
+        let unit = |number| stratum.unit(number).expect("a unit");
+        let others = |unit: Unit| -> Vec<_> {
+            let others = unit.surroundings().into_iter().flat_map(|longer| unit.others(longer));
+            others.map(|other| ((other.offset - (8 << 20)) as f64 / UNIT_BYTES as f64, other.len_bytes)).collect()
+        };
+        let mib = |number: u32| (f64::from(number), UNIT_BYTES);
+        assert_eq!(others(unit(1)), [mib(0), mib(2), mib(3)]);
+        assert_eq!(others(unit(4)), [(5.0, 7)]);
+        assert_eq!(others(unit(5)), [mib(4)]);
+        // What is around data ends where zeros are.
+        let begins = Data { first_page: 128, end_page: 256, pages: 128 };
+        let begun = unit(1).without_zeros(begins, None).expect("data");
+        assert_eq!(others(begun), [mib(2), mib(3)]);
+        let ends = Data { first_page: 0, end_page: 128, pages: 128 };
+        assert_eq!(others(unit(1).without_zeros(ends, None).expect("data")), [mib(0)]);
     }
 
     #[test]

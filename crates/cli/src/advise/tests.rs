@@ -1,8 +1,9 @@
 //! The command under a clock that advances only when it is read, so the results do not depend on
 //! the machine's speed.
 
-use std::{fs, os::unix::fs::FileExt, path::Path};
+use std::{collections::HashSet, fs, os::unix::fs::FileExt, path::Path};
 
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_erofs::{Content, NodeKind, build};
 use tempfile::TempDir;
 
@@ -155,6 +156,41 @@ fn clusters_longer_than_a_unit_are_forecast() {
     }
 }
 
+/// Content that hardly takes room does not take a share of what the content around it takes, whichever
+/// of it lies within one cluster, and wherever their borders are.
+#[test]
+fn content_that_shrinks_to_nothing_is_forecast_next_to_noise() {
+    let text: Vec<u8> =
+        (0..).flat_map(|line| format!("line {line} of {}\n", line * 7).into_bytes()).take(30_000).collect();
+    let cases = [
+        (&b"\xff"[..], 1 << 20, 1 << 20),
+        (&b"\xff"[..], 5 << 20, 3 << 20),
+        (&text[..], 1_300_000, 700_001),
+        // Indexes take as much as the one cluster of 4 MiB.
+        (&text[..], 14 << 20, 0),
+    ];
+    for (repeated, same_bytes, noise_bytes) in cases {
+        let (mut state, mut bytes) = (3u64, Vec::new());
+        while bytes.len() < 14 << 20 {
+            let end = bytes.len() + noise_bytes;
+            while bytes.len() < end {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                bytes.push((state >> 33) as u8);
+            }
+            bytes.extend(repeated.iter().cycle().take(same_bytes));
+        }
+        let folder = TempDir::new().expect("a folder");
+        let path = folder.path().join("a dump");
+        fs::write(&path, bytes).expect("room");
+        let truth = images::CHOICES.map(|choice| image_bytes(&path, choice.codec, choice.cluster));
+        let (report, _) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
+        for (image, truth) in report.images.iter().zip(truth) {
+            let error = (image.bytes.value - truth).abs();
+            assert!(error <= 0.015 * truth + 16384.0, "{same_bytes}: {truth} {image:?}");
+        }
+    }
+}
+
 /// The image writer stores such files without their zeros, whichever of them are holes.
 #[test]
 fn long_files_of_zeros_cost_next_to_nothing() {
@@ -270,6 +306,46 @@ fn check_many_files(name: &str, is_full: bool, close: f64, file_of: impl Fn(u64)
         assert!(low <= truth && truth <= high, "{name}: {truth} {low} {high} {image:?}");
         let error = (image.bytes.value - truth).abs();
         assert!(error <= 8192.0 + truth * close, "{name}: {truth} {image:?}");
+    }
+}
+
+/// Changes are anywhere on a disk, also in its holes, and take parts of its tables.
+#[test]
+fn forks_of_disks_with_holes_are_forecast() {
+    const DISK_BYTES: u64 = 512 << 20;
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("a disk");
+    let data = content(12 << 20);
+    let file = fs::File::create(&path).expect("a file");
+    file.write_all_at(&data, 40 << 20).expect("room");
+    file.set_len(DISK_BYTES).expect("a hole");
+    let file = fs::File::open(&path).expect("a file");
+    let (report, _) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
+    let forecast = report.forks.expect("forks");
+    let mut state = 11u64;
+    let mut any_page = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 20) % (DISK_BYTES / PAGE_BYTES) * PAGE_BYTES
+    };
+    for (part, figure) in [(100, forecast.of_hundredth_bytes), (10, forecast.of_tenth_bytes)] {
+        let pool = Pool::new(PoolConfig::default()).expect("a pool");
+        let disk = RamDisk::new(&pool, DISK_BYTES).expect("a disk");
+        disk.write(40 << 20, &data).expect("room");
+        let before = pool.stats().spent_bytes;
+        let forks: Vec<_> = (0..8).map(|_| disk.fork().expect("a fork")).collect();
+        for fork in &forks {
+            let mut changed = HashSet::new();
+            while (changed.len() as u64) < DISK_BYTES / PAGE_BYTES / part {
+                let (at, mut page) = (any_page(), [0; PAGE_BYTES as usize]);
+                file.read_exact_at(&mut page, any_page()).expect("a page");
+                if changed.insert(at) {
+                    fork.write(at, &page).expect("room");
+                }
+            }
+        }
+        let truth = (pool.stats().spent_bytes - before) as f64 / forks.len() as f64;
+        let figure = figure.expect("enough time");
+        assert!((figure.value - truth).abs() <= 0.1 * truth, "1/{part}: {truth} {figure:?}");
     }
 }
 
