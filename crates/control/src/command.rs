@@ -1,5 +1,7 @@
 //! Commands to a server. `docs/control.md` documents the fields.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// A command with its fields. A disk's name is the name of its NBD export. Sizes and limits are in
@@ -326,6 +328,20 @@ impl DiskQuota {
     /// Returns whether this quota limits nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+impl fmt::Display for DiskQuota {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.connections {
+            None => write!(out, "any number of connections")?,
+            Some(1) => write!(out, "at most 1 connection")?,
+            Some(most) => write!(out, "at most {most} connections")?,
+        }
+        match self.bytes_per_second {
+            None => write!(out, " and any rate"),
+            Some(rate) => write!(out, " and {}/s", pagefold_size::written(rate)),
+        }
     }
 }
 

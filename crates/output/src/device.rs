@@ -16,18 +16,17 @@ use std::{
     ops::Range,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    thread,
-    time::Duration,
 };
 
 use rustix::{
-    fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom as SeekData, fallocate, flock, major, minor, seek},
+    fs::{FallocateFlags, OFlags, SeekFrom as SeekData, fallocate, major, minor, seek},
     io::Errno,
 };
 
 use crate::{
     Result, Written,
     error::{During, ensure},
+    lock::lock,
 };
 
 /// Length of the front. The magic numbers of all common file systems and partition tables are in
@@ -39,10 +38,6 @@ const FIRST_BYTES: u64 = 4096;
 
 /// Bytes per write.
 const PART_BYTES: u64 = 1 << 20;
-
-/// The number of attempts to lock a device, and the pause between two of them.
-const LOCK_ATTEMPTS: u32 = 50;
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A block device that is open for writing.
 #[derive(Debug)]
@@ -61,7 +56,15 @@ impl Device {
         let shown = || path.display().to_string();
         let flags = OFlags::EXCL.bits().cast_signed();
         let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
-        let mut file = opened.and_then(|file| lock(&file).map(|()| file)).map_err(in_use).during(shown)?;
+        // Servers lock the devices that they serve. The system's device manager locks one for a moment when it
+        // has changed.
+        let locked = opened.and_then(|file| lock(&file).map(|()| file));
+        let mut file = locked
+            .map_err(|error| match error.kind() {
+                ErrorKind::ResourceBusy => io::Error::new(error.kind(), "it is mounted or otherwise in use"),
+                _ => error,
+            })
+            .during(shown)?;
         ensure!(
             !is_read_only(file.metadata().during(shown)?.rdev()),
             "{} is a read-only device: nothing was written",
@@ -101,27 +104,6 @@ impl Device {
         put(output, len_bytes, self.size_bytes, &self.file)
             .during(|| format!("writing {}: it has no valid content now", shown()))
     }
-}
-
-fn in_use(error: io::Error) -> io::Error {
-    match error.kind() {
-        ErrorKind::ResourceBusy | ErrorKind::WouldBlock => {
-            io::Error::new(ErrorKind::ResourceBusy, "it is mounted or otherwise in use")
-        }
-        _ => error,
-    }
-}
-
-/// Locks a device against servers, which lock the devices that they serve, and each other's outputs. The
-/// system's device manager locks a device for a moment when it has changed.
-fn lock(device: &File) -> io::Result<()> {
-    for _ in 1..LOCK_ATTEMPTS {
-        match flock(device, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
-            done => return Ok(done?),
-        }
-    }
-    Ok(flock(device, FlockOperation::NonBlockingLockExclusive)?)
 }
 
 /// Returns whether a block device is read-only: it may be opened for writing all the same.

@@ -49,6 +49,14 @@ impl Written {
         }
     }
 
+    /// Returns the end of a refusal to replace a file: `serve` has no `--force`.
+    pub(crate) fn or_force(self) -> &'static str {
+        match self {
+            Self::ProcessId | Self::Trace => "",
+            Self::Image(_) | Self::ChunkIndex | Self::ManualPage => ", or replace it with --force",
+        }
+    }
+
     /// Returns whether a file holds the kind of data that is to be written. Nothing distinguishes a
     /// raw disk from other data.
     fn is_in(self, file: &File) -> io::Result<bool> {

@@ -200,24 +200,14 @@ impl Inputs {
         Ok(())
     }
 
-    /// Checks that a file that is to be replaced cannot store an input in a way that is not visible:
-    /// on a file system in user space, on a network, or with several devices. If it does, something has
-    /// it open.
-    ///
-    /// # Errors
-    /// Another program or the system has the file open, and an input is on such a file system.
-    pub(crate) fn check_unclear(&self, path: &Path, metadata: &Metadata) -> Result<()> {
+    /// Returns the input that a file which is to be replaced may store in a way that is not visible: on a
+    /// file system in user space, on a network, or with several devices. If it does, another program or
+    /// the system has it open.
+    pub(crate) fn perhaps_in(&self, path: &Path, metadata: &Metadata) -> Option<&str> {
         let is_unclear = |input: &&Input| input.below.unclear.iter().any(|device| *device != metadata.dev());
-        let Some(input) = self.0.iter().find(is_unclear) else { return Ok(()) };
-        if File::open(path).is_ok_and(|file| lease::is_open_elsewhere(&file)) {
-            refuse!(
-                "{} is open in another program, and {} may be stored in it: write to another file, or replace it with \
-                 --force",
-                path.display(),
-                input.what
-            );
-        }
-        Ok(())
+        let input = self.0.iter().find(is_unclear)?;
+        let is_open = File::open(path).is_ok_and(|file| lease::is_open_elsewhere(&file));
+        is_open.then_some(&*input.what)
     }
 
     /// Checks that writing to the file that `path` leads to, if there is one, does not change an input.

@@ -29,6 +29,7 @@ mod existing;
 mod image_format;
 mod inputs;
 mod lease;
+mod lock;
 mod mounts;
 mod new_file;
 mod pid_file;

@@ -99,8 +99,12 @@ impl NewFile {
         ensure!(!metadata.is_dir(), "{} is a directory; name a file in it", shown());
         ensure!(metadata.is_file(), "{} exists and is not a file: write to another file", shown());
         inputs.check(path, &metadata)?;
-        if !force {
-            inputs.check_unclear(path, &metadata)?;
+        if let Some(input) = inputs.perhaps_in(path, &metadata).filter(|_| !force) {
+            refuse!(
+                "{} is open in another program, and {input} may be stored in it: write to another file{}",
+                shown(),
+                written.or_force()
+            );
         }
         let replaced = Replaced::at(&new.path).ok().filter(|found| found.id == (&metadata).into());
         ensure!(replaced.is_some(), "{}: this file has no name: write to another file", shown());
@@ -183,10 +187,8 @@ impl NewFile {
         if self.written.may_replace(&file).during(shown)? {
             return Ok(());
         }
-        // 'serve' has no --force.
-        let is_of_server = matches!(self.written, Written::ProcessId | Written::Trace);
-        let way = if is_of_server { "" } else { ", or replace it with --force" };
-        refuse!("{}: write to another file{way}", self.written.refusal(&self.path, &file).during(shown)?)
+        let why = self.written.refusal(&self.path, &file).during(shown)?;
+        refuse!("{why}: write to another file{}", self.written.or_force())
     }
 
     /// Returns whether this is the file that had the name before.

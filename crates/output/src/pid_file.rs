@@ -1,12 +1,11 @@
 //! The file with a server's process ID.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     io::Write,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process, thread,
-    time::Duration,
+    process,
 };
 
 use tempfile::NamedTempFile;
@@ -16,12 +15,9 @@ use crate::{
     error::{During, Result},
     existing::Written,
     inputs::Inputs,
+    lock::lock,
     new_file::NewFile,
 };
-
-/// The number of attempts to lock the directory, and the pause between two of them.
-const LOCK_ATTEMPTS: u32 = 100;
-const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// A file with the id of this process, removed when this value is dropped.
 #[derive(Debug)]
@@ -45,7 +41,7 @@ impl PidFile {
         let mut draft = NamedTempFile::new_in(file.folder()).during(failed)?;
         writeln!(draft, "{}", process::id()).during(failed)?;
         draft.as_file().set_permissions(fs::Permissions::from_mode(0o644)).during(failed)?;
-        let _lock = lock(file.folder());
+        let _lock = locked(file.folder());
         file.take(Draft::Named(draft))?;
         Ok(Self(file.path().to_owned()))
     }
@@ -53,7 +49,7 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        let _lock = self.0.parent().and_then(lock);
+        let _lock = self.0.parent().and_then(locked);
         // Another server's file is left alone. A missing file needs no removal.
         let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == process::id().to_string());
         if own {
@@ -64,14 +60,7 @@ impl Drop for PidFile {
 
 /// Locks a directory against other servers that write or remove their files there at this moment, if
 /// that is possible in a short time.
-fn lock(folder: &Path) -> Option<File> {
+fn locked(folder: &Path) -> Option<File> {
     let folder = File::open(folder).ok()?;
-    for _ in 0..LOCK_ATTEMPTS {
-        match folder.try_lock() {
-            Ok(()) => return Some(folder),
-            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::Error(_)) => return None,
-        }
-    }
-    None
+    lock(&folder).ok().map(|()| folder)
 }

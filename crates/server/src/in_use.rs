@@ -17,19 +17,6 @@ const LEAVE_TIME: Duration = Duration::from_secs(1);
 /// Interval between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Describes a disk's quota.
-pub(crate) fn words(quota: DiskQuota) -> String {
-    let connections = match quota.connections {
-        None => "any number of connections".to_owned(),
-        Some(1) => "at most 1 connection".to_owned(),
-        Some(most) => format!("at most {most} connections"),
-    };
-    let rate = quota
-        .bytes_per_second
-        .map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", pagefold_size::written(rate)));
-    format!("{connections} and {rate}")
-}
-
 impl Table {
     /// Sets what an export's clients may take.
     pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<FoundDisk, Failure> {

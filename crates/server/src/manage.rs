@@ -8,7 +8,7 @@ use pagefold_control::{
     Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
 };
 
-use crate::{Address, BaseFile, Devices, Server, disk::done_figures, handover, in_use::words, server::Listened};
+use crate::{Address, BaseFile, Devices, Server, disk::done_figures, handover, server::Listened};
 
 fn failed(why: String) -> Failure {
     Failure::new(Code::Failed, why)
@@ -177,7 +177,7 @@ impl Manage for Server {
         quota.check()?;
         let name = &quota.name;
         let found = self.0.disks.set_quota(name, quota.of_disk())?;
-        self.0.observer.info(&format!("set the quota of disk '{name}' to {}", words(quota.of_disk())));
+        self.0.observer.info(&format!("set the quota of disk '{name}' to {}", quota.of_disk()));
         self.noted(self.record(found))
     }
 

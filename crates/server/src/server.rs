@@ -21,7 +21,6 @@ use crate::{
     disks::{Disks, DisksConfig, TakenConfig},
     ending::Ending,
     events::Events,
-    in_use::words,
     machine,
     memory_file::memory_file,
     transport::{DeviceServer, FileServer, Obstacles, Started},
@@ -323,7 +322,7 @@ impl Server {
         }
         let quota = found.exported.quota;
         if !quota.is_none() {
-            of += &format!(", {}", words(quota));
+            of += &format!(", {quota}");
         }
         let what = match found.kind {
             DiskKind::Base => "base",

@@ -145,10 +145,6 @@ fn clusters_longer_than_a_unit_are_forecast() {
             let (report, _) = measure(&args, &Clock::counted(Duration::from_micros(1))).expect("figures");
             for (image, truth) in report.images.iter().zip(truth) {
                 let (low, high) = (image.bytes.low() - 2048.0, image.bytes.high() + 2048.0);
-                println!(
-                    "{changed} {sample:?} {} {} {truth} {} {low} {high}",
-                    image.codec, image.cluster, image.bytes.value
-                );
                 assert!(low <= truth && truth <= high, "{changed} {sample:?}: {truth} {low} {high} {image:?}");
                 assert!(sample.is_some() || high - low < 0.3 * truth + 32_768.0, "{changed}: {truth} {image:?}");
             }

@@ -88,13 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let command = Command::Quota(Quota { name: name.clone(), connections, bytes_per_second });
     let disk: DiskRecord = caller.call(&command)?;
     caller.print(&disk, || {
-        let connections = match disk.max_connections {
-            None => "any number of connections".to_owned(),
-            Some(1) => "at most 1 connection".to_owned(),
-            Some(most) => format!("at most {most} connections"),
-        };
-        let rate =
-            disk.bytes_per_second.map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", size::written(rate)));
-        format!("set the quota of '{}' to {connections} and {rate}", disk.name)
+        let quota = DiskQuota { connections: disk.max_connections, bytes_per_second: disk.bytes_per_second };
+        format!("set the quota of '{}' to {quota}", disk.name)
     })
 }
