@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             (_, true) => Existing::Overwrite,
             _ => Existing::Refuse,
         },
-        inputs: args.image.inputs(file).files().collect(),
+        inputs: args.image.inputs(file).files(&args.directory),
         max_bytes: args.max_size,
         max_files: args.max_files,
     };

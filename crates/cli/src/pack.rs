@@ -13,7 +13,7 @@ use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{
     BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, NodeKind, Tree, build_watched,
 };
-use pagefold_output::{Destination, ImageFormat, Inputs};
+use pagefold_output::{Destination, ImageFormat};
 
 use crate::destination::{draft, wrong_name};
 use crate::image::print_needed_linux;
@@ -146,7 +146,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options().map_err(misuse)?;
     options.check().map_err(misuse)?;
     ImageFormat::Erofs.check_name(&args.output, "'pack'").map_err(wrong_name)?;
-    let destination = Destination::of(&args.output, ImageFormat::Erofs, args.force, &args.inputs())?;
+    let destination =
+        Destination::of(&args.output, ImageFormat::Erofs, args.force, &args.source.inputs(&args.sources))?;
     let tree = args.source.tree(&args.sources, destination.replaced()?)?;
     let draft = draft(&destination)?;
     let mut line = ProgressLine::new();
@@ -197,18 +198,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// Returns the files that must not be replaced.
-    fn inputs(&self) -> Inputs {
-        let mut inputs = Inputs::default();
-        for source in &self.sources {
-            match source == Path::new("-") {
-                true => inputs.add_standard_input(),
-                false => inputs.add("the source", source),
-            }
-        }
-        inputs
-    }
-
     /// Returns whether the image is compared with its source. The default is yes where sharing
     /// makes builder bugs most likely and where it adds less than 15 % to the time (docs/pack.md).
     fn verifies(&self, options: &BuildOptions) -> bool {

@@ -1,12 +1,13 @@
 //! The sources on the command line from which an image is built, or with which it is compared.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use pagefold_base::Format;
 use pagefold_erofs::{CompareReport, Difference, IdMap, IdRange, ImageFile, ScanOptions, Tree, WarningKind};
+use pagefold_output::Inputs;
 use pagefold_source::{Error, Options, Platform, Warn};
 
 use crate::text::{plain, show};
@@ -100,6 +101,19 @@ impl SourceArgs {
         })?;
         warn_of(&tree);
         Ok(tree)
+    }
+
+    /// Returns the files of sources, which must not be replaced.
+    pub(crate) fn inputs(&self, sources: &[PathBuf]) -> Inputs {
+        let mut inputs = Inputs::default();
+        for source in sources {
+            match source == Path::new("-") {
+                true => inputs.add_standard_input(),
+                false if self.one_file_system => inputs.add("the source", source),
+                false => inputs.add_tree("the source", source),
+            }
+        }
+        inputs
     }
 
     fn scan_options(&self) -> anyhow::Result<ScanOptions> {

@@ -12,7 +12,12 @@ use std::{
 use pagefold_attach::loop_device;
 use rustix::fs::{major, minor};
 
-use crate::{Result, error::refuse, lease, mounts::Sources};
+use crate::{
+    Result,
+    error::refuse,
+    lease,
+    mounts::{self, Sources},
+};
 
 /// A file, whatever its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +67,46 @@ struct Input {
     what: String,
     store: Store,
     is_directory: bool,
+    /// Of a regular file with a known path.
+    file: Option<Regular>,
     below: Below,
+}
+
+impl Input {
+    /// `around` is the number of the mount that it is on, if that is known.
+    fn of(what: String, metadata: &Metadata, around: Option<u64>) -> Self {
+        Self::new(what, Store::of(metadata), metadata.is_dir(), around.unwrap_or(metadata.dev()))
+    }
+
+    /// `file_system` is the number of the one that it is on, unless it is a device.
+    fn new(what: String, store: Store, is_directory: bool, file_system: u64) -> Self {
+        let mut below = Below::default();
+        match store {
+            Store::Device(device) => add_below(Path::new(SYSFS), device, &mut below),
+            Store::File(_) => {
+                below.stores.insert(Store::Device(file_system));
+                add_below(Path::new(SYSFS), file_system, &mut below);
+            }
+        }
+        Self { what, store, is_directory, file: None, below }
+    }
+}
+
+/// A regular file.
+#[derive(Debug)]
+struct Regular {
+    /// Its path, without symbolic links.
+    path: PathBuf,
+    metadata: Metadata,
+}
+
+impl Regular {
+    /// Returns whether a file on another file system has the length and the time of the last change of
+    /// this one, to the nanosecond, as if that file system passed it on.
+    fn looks_like(&self, other: &Metadata) -> bool {
+        let sign = |of: &Metadata| (of.len(), of.mtime(), of.mtime_nsec());
+        self.metadata.dev() != other.dev() && self.metadata.len() > 0 && sign(&self.metadata) == sign(other)
+    }
 }
 
 /// What a file or a block device is stored in.
@@ -72,8 +116,6 @@ struct Below {
     stores: BTreeSet<Store>,
     /// The directories that an overlay joins.
     directories: BTreeSet<Store>,
-    /// Their paths.
-    layers: Vec<PathBuf>,
     /// The file systems among them that may be stored in further files.
     unclear: BTreeSet<u64>,
     /// The loop devices among them, and the device itself if it is one.
@@ -88,20 +130,6 @@ impl Below {
             Store::Device(device) => Some(device),
             Store::File(_) => None,
         }
-    }
-
-    /// Adds the files of an overlay's layers that the file at `path`, which has no symbolic links, may
-    /// be. Only a directory on an overlay always has its device number.
-    fn add_file_on_overlay(&mut self, path: &Path) {
-        let device_of = |path: &Path| fs::metadata(path).ok().map(|metadata| metadata.dev());
-        let Some(device) = path.parent().and_then(device_of) else { return };
-        if self.stores.insert(Store::Device(device)) {
-            add_below(Path::new(SYSFS), device, self);
-        }
-        let root = path.ancestors().skip(1).take_while(|above| device_of(above) == Some(device)).last();
-        let Some(rest) = root.and_then(|root| path.strip_prefix(root).ok()) else { return };
-        let files = self.layers.iter().filter_map(|layer| fs::metadata(layer.join(rest)).ok());
-        self.stores.extend(files.filter(Metadata::is_file).map(|file| Store::of(&file)));
     }
 }
 
@@ -128,49 +156,64 @@ impl Inputs {
     /// `role` says what it is, as in `the source`.
     pub fn add(&mut self, role: &str, path: &Path) {
         let Ok(metadata) = fs::metadata(path) else { return };
-        self.add_found(format!("{role} {}", path.display()), &metadata);
-        if metadata.is_file()
-            && let (Ok(path), Some(input)) = (fs::canonicalize(path), self.0.last_mut())
-        {
-            input.below.add_file_on_overlay(&path);
+        let plain = plain(path, &metadata);
+        let around = plain.as_ref().and_then(|path| mounts::around(&mounts::table(), path));
+        let mut input = Input::of(format!("{role} {}", path.display()), &metadata, around.map(|(device, _)| device));
+        if let Some(path) = plain.filter(|_| metadata.is_file()) {
+            add_files_of_layers(&path, &mut input.below.stores);
+            input.file = Some(Regular { path, metadata });
+        }
+        self.0.push(input);
+    }
+
+    /// Adds the directory that `path` leads to and what is mounted below it, or the file.
+    pub fn add_tree(&mut self, role: &str, path: &Path) {
+        self.add(role, path);
+        let found = fs::metadata(path).ok().filter(Metadata::is_dir);
+        if let Some(directory) = found.and_then(|metadata| plain(path, &metadata)) {
+            let role = format!("{role} {} includes", path.display());
+            mounts::below(&mounts::table(), &directory).iter().for_each(|at| self.add(&role, at));
         }
     }
 
     /// Adds a file with these device and inode numbers, whatever its path. `what` describes it.
     pub fn add_numbered(&mut self, what: &str, (device, inode): (u64, u64)) {
-        self.add_store(what.to_owned(), Store::File(FileId { device, inode }), false);
+        self.0.push(Input::new(what.to_owned(), Store::File(FileId { device, inode }), false, device));
     }
 
     /// Adds standard input.
     pub fn add_standard_input(&mut self) {
         if let Ok(metadata) = fs::metadata("/proc/self/fd/0") {
-            self.add_found("standard input".to_owned(), &metadata);
+            self.0.push(Input::of("standard input".to_owned(), &metadata, None));
         }
     }
 
-    /// Returns the device and inode numbers of the files that are inputs, or store one.
-    pub fn files(&self) -> impl Iterator<Item = (u64, u64)> {
+    /// Returns the device and inode numbers of the files that are inputs, or store one. A file in a layer
+    /// of the overlay that `directory` is on, if it is on one, has another number there, too.
+    pub fn files(&self, directory: &Path) -> BTreeSet<(u64, u64)> {
+        let on_overlay = self.on_overlay_of(directory);
         let stores = self.0.iter().flat_map(|input| iter::once(&input.store).chain(&input.below.stores));
-        stores.filter_map(|store| match store {
+        let numbers = stores.chain(&on_overlay).filter_map(|store| match store {
             Store::File(FileId { device, inode }) => Some((*device, *inode)),
             Store::Device(_) => None,
-        })
+        });
+        numbers.collect()
     }
 
-    fn add_found(&mut self, what: String, metadata: &Metadata) {
-        self.add_store(what, Store::of(metadata), metadata.is_dir());
-    }
-
-    fn add_store(&mut self, what: String, store: Store, is_directory: bool) {
-        let mut below = Below::default();
-        match store {
-            Store::Device(device) => add_below(Path::new(SYSFS), device, &mut below),
-            Store::File(file) => {
-                below.stores.insert(Store::Device(file.device));
-                add_below(Path::new(SYSFS), file.device, &mut below);
-            }
-        }
-        self.0.push(Input { what, store, is_directory, below });
+    /// Returns the files of an overlay whose content is an input.
+    fn on_overlay_of(&self, directory: &Path) -> Vec<Store> {
+        let Ok(directory) = fs::canonicalize(directory) else { return Vec::new() };
+        let table = mounts::table();
+        let Some((device, within)) = mounts::around(&table, &directory) else { return Vec::new() };
+        let layers = Sources::of(&table, device, false).directories;
+        let files = self.0.iter().filter_map(|input| input.file.as_ref());
+        let pairs = files.flat_map(|file| layers.iter().map(|layer| (&*file.path, layer)));
+        let merged = pairs.filter_map(|(file, layer)| {
+            let in_layer = file.strip_prefix(fs::canonicalize(layer).ok()?).ok()?;
+            let metadata = fs::metadata(directory.join(in_layer.strip_prefix(&within).ok()?)).ok()?;
+            Some(Store::of(&metadata))
+        });
+        merged.collect()
     }
 
     /// Checks that writing to a file that exists does not change an input.
@@ -180,11 +223,17 @@ impl Inputs {
     pub(crate) fn check(&self, path: &Path, metadata: &Metadata) -> Result<()> {
         let store = Store::of(metadata);
         let mut below = Below::default();
-        if let Store::Device(device) = store {
-            add_below(Path::new(SYSFS), device, &mut below);
+        // On an overlay, a file has other numbers than in the layer where it is.
+        let mut stores = BTreeSet::from([store]);
+        match store {
+            Store::Device(device) => add_below(Path::new(SYSFS), device, &mut below),
+            Store::File(_) => {
+                let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+                add_files_of_layers(&path, &mut stores);
+            }
         }
         for input in &self.0 {
-            if input.store == store {
+            if stores.contains(&input.store) {
                 refuse!(
                     "{} is {}: an output never replaces an input; write to another file",
                     path.display(),
@@ -192,7 +241,7 @@ impl Inputs {
                 );
             }
             let shares_loop = || input.below.loops.iter().any(|one| below.loops.iter().any(|it| it.shares_with(one)));
-            let is_shared = input.below.stores.contains(&store) || below.stores.contains(&input.store);
+            let is_shared = !input.below.stores.is_disjoint(&stores) || below.stores.contains(&input.store);
             if is_shared || shares_loop() || is_within(&input.below.directories, path) {
                 refuse!("{} shares its storage with {}: write to another file", path.display(), input.what);
             }
@@ -204,10 +253,21 @@ impl Inputs {
     /// file system in user space, on a network, or with several devices. If it does, another program or
     /// the system has it open.
     pub(crate) fn perhaps_in(&self, path: &Path, metadata: &Metadata) -> Option<&str> {
-        let is_unclear = |input: &&Input| input.below.unclear.iter().any(|device| *device != metadata.dev());
+        let around = fs::canonicalize(path).ok().and_then(|path| mounts::around(&mounts::table(), &path));
+        let own = [Some(metadata.dev()), around.map(|(device, _)| device)];
+        let is_unclear = |input: &&Input| input.below.unclear.iter().any(|device| !own.contains(&Some(*device)));
         let input = self.0.iter().find(is_unclear)?;
         let is_open = File::open(path).is_ok_and(|file| lease::is_open_elsewhere(&file));
         is_open.then_some(&*input.what)
+    }
+
+    /// Returns the input that a file which is to be replaced looks like, if its file system may pass on
+    /// files of others: one in user space, or on a network.
+    pub(crate) fn perhaps_is(&self, metadata: &Metadata) -> Option<&str> {
+        let input = self.0.iter().find(|input| input.file.as_ref().is_some_and(|file| file.looks_like(metadata)))?;
+        let mut below = Below::default();
+        add_below(Path::new(SYSFS), metadata.dev(), &mut below);
+        (!below.unclear.is_empty()).then_some(&*input.what)
     }
 
     /// Checks that writing to the file that `path` leads to, if there is one, does not change an input.
@@ -279,8 +339,7 @@ fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
 /// Adds the images or directories that a file system is stored in, apart from its block device. Returns
 /// the file systems and devices of those that were not known yet.
 fn add_sources(device: u64, has_block_device: bool, found: &mut Below) -> Vec<u64> {
-    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let sources = Sources::of(&table, device, has_block_device);
+    let sources = Sources::of(&mounts::table(), device, has_block_device);
     let mut has_more = sources.has_more;
     let mut above = Vec::new();
     for directory in sources.directories {
@@ -288,7 +347,6 @@ fn add_sources(device: u64, has_block_device: bool, found: &mut Below) -> Vec<u6
             Ok(metadata) if directory.is_absolute() => {
                 found.directories.insert(Store::of(&metadata));
                 above.extend(found.add(Store::Device(metadata.dev())));
-                found.layers.push(directory);
             }
             _ => has_more = true,
         }
@@ -303,6 +361,33 @@ fn add_sources(device: u64, has_block_device: bool, found: &mut Below) -> Vec<u6
         found.unclear.insert(device);
     }
     above
+}
+
+/// Adds the files in layers of overlays that the file at `path`, which has no symbolic links, may be: only
+/// directories on an overlay always have its device number.
+fn add_files_of_layers(path: &Path, found: &mut BTreeSet<Store>) {
+    let table = mounts::table();
+    let mut above = vec![path.to_owned()];
+    while let Some(path) = above.pop() {
+        let Some((device, within)) = mounts::around(&table, &path) else { continue };
+        let layers = Sources::of(&table, device, false).directories;
+        for file in layers.iter().map(|layer| layer.join(&within)) {
+            if let Ok(metadata) = fs::metadata(&file)
+                && metadata.is_file()
+                && found.insert(Store::of(&metadata))
+            {
+                above.extend(fs::canonicalize(&file));
+            }
+        }
+    }
+}
+
+/// Returns a path without symbolic links. None if it leads elsewhere from here: in another mount
+/// namespace.
+fn plain(path: &Path, metadata: &Metadata) -> Option<PathBuf> {
+    let plain = fs::canonicalize(path).ok()?;
+    let found = fs::metadata(&plain).ok()?;
+    (Store::of(&found) == Store::of(metadata)).then_some(plain)
 }
 
 /// Returns whether a file is in one of `directories`, at any depth.

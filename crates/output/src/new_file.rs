@@ -106,6 +106,13 @@ impl NewFile {
                 written.or_force()
             );
         }
+        if let Some(input) = inputs.perhaps_is(&metadata).filter(|_| !force) {
+            refuse!(
+                "{} may be {input} by another way: it has its size and time; write to another file{}",
+                shown(),
+                written.or_force()
+            );
+        }
         let replaced = Replaced::at(&new.path).ok().filter(|found| found.id == (&metadata).into());
         ensure!(replaced.is_some(), "{}: this file has no name: write to another file", shown());
         if let Some(around) = inputs.directory_around(&new.path) {

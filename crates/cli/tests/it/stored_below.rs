@@ -42,6 +42,26 @@ impl Drop for Overlay {
     }
 }
 
+/// A mount, unmounted when this value is dropped.
+struct Bound(String);
+
+impl Bound {
+    fn new(test: &str, directory: &str, at: &str) -> Option<Self> {
+        let [mount] = programs(test, ["mount"])?;
+        if !Command::new(mount).args(["--bind", directory, at]).status().is_ok_and(|status| status.success()) {
+            skip_for_good(test, "no bind mounts here");
+            return None;
+        }
+        Some(Self(at.to_owned()))
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
 /// The image below a mount of ours is stored in it, and so are the directories of an overlay.
 #[test]
 fn what_a_mounted_source_is_stored_in_is_an_input() {
@@ -103,6 +123,81 @@ fn what_an_overlay_is_stored_in_is_followed_to_the_end() {
     let Output { status, stderr, .. } = extract.output().expect("it starts");
     assert!(!status.success(), "{}", String::from_utf8_lossy(&stderr));
     assert!(fs::read(at("l:w/i.erofs")).expect("an image") == before);
+}
+
+/// A file on an overlay has another number than in its layer.
+#[test]
+fn an_output_on_an_overlay_is_the_file_in_its_layer() {
+    const TEST: &str = "an_output_on_an_overlay_is_the_file_in_its_layer";
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("low/l", b"old");
+    let Some(overlay) = Overlay::new(TEST, &folder, "one", &at("low")) else { return };
+    let Some(twice) = Overlay::new(TEST, &folder, "two", &overlay.0) else { return };
+    make_image(&folder.path("disk.img"), 2);
+    let image = at("one.upper/i.erofs");
+    run(&mut pack(&[&at("disk.img"), "-o", &image]));
+    folder.write("one.upper/plain", b"old");
+    for (input, name) in [(&*image, "i.erofs"), (&at("one.upper/plain"), "plain"), (&at("low/l"), "l")] {
+        for above in [&overlay, &twice] {
+            let output = format!("{}/{name}", above.0);
+            let message = folder.refuses(&mut pack(&[input, "--format", "raw", "-o", &output, "--force"]));
+            assert!(message.contains("an output never replaces an input"), "{output}: {message}");
+        }
+    }
+    let server = Server::start(&[&image]);
+    let mut freeze = server.ask(&["freeze", "i", "-o", &format!("{}/i.erofs", overlay.0), "--force"]);
+    assert!(!freeze.output().expect("it starts").status.success());
+    drop(server);
+    // An image is not replaced by a file in it.
+    folder.write("s/own.erofs", b"another");
+    run(&mut pack(&[&at("s"), "-o", &at("one.upper/own.erofs")]));
+    let before = fs::read(at("one.upper/own.erofs")).expect("an image");
+    let mut extract = pagefold();
+    extract.args(["extract", "--overwrite", &at("one.upper/own.erofs"), "-C", &overlay.0]);
+    assert!(!extract.output().expect("it starts").status.success());
+    assert!(fs::read(at("one.upper/own.erofs")).expect("an image") == before);
+    // Other files of the overlay are replaced.
+    run(&mut pack(&[&at("s"), "-o", &format!("{}/i.erofs", overlay.0)]));
+}
+
+/// A source includes what is mounted in it: the image below a mount, an overlay's layers, another
+/// directory.
+#[test]
+fn mounts_within_a_source_are_inputs() {
+    const TEST: &str = "mounts_within_a_source_are_inputs";
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("s/a", b"precious");
+    folder.write("other/f", b"old");
+    folder.write("low/f", b"old");
+    folder.write("src/one.txt", b"a file");
+    let image = at("im.erofs");
+    run(&mut pack(&[&at("s"), "-o", &image]));
+    let source = at("src");
+    let before = [&image, &at("other/f"), &at("low/f")].map(|path| fs::read(path).expect("a file"));
+    let refused = |output: &str| folder.refuses(&mut pack(&[&source, "--exclude", "f", "-o", output, "--force"]));
+    {
+        let Some(overlay) = Overlay::new(TEST, &folder, "src/x", &at("low")) else { return };
+        let message = refused(&at("low/f"));
+        assert!(message.contains("shares its storage") && message.contains(&overlay.0), "{message}");
+        run(&mut pack(&[&source, "--one-file-system", "--exclude", "f", "-o", &at("low/f"), "--force"]));
+        folder.write("low/f", b"old");
+    }
+    {
+        fs::create_dir(folder.path("src/bind")).expect("a folder");
+        let Some(_bound) = Bound::new(TEST, &at("other"), &at("src/bind")) else { return };
+        let message = refused(&at("other/f"));
+        assert!(message.contains("src/bind"), "{message}");
+    }
+    fs::create_dir(folder.path("src/mnt")).expect("a folder");
+    if !pagefold().args(["mount", &image, &at("src/mnt")]).status().is_ok_and(|status| status.success()) {
+        return;
+    }
+    let _mounted = Bound(at("src/mnt"));
+    let message = refused(&image);
+    assert!(message.contains("shares its storage") && message.contains("src/mnt"), "{message}");
+    assert!([&image, &at("other/f"), &at("low/f")].map(|path| fs::read(path).expect("a file")) == before);
 }
 
 /// The device of a mounted image, and the base of a served file: the system does not show what such
