@@ -33,6 +33,7 @@ use super::{
     pages::Pages,
     stratum::{Batch, Batches, PAGE_BYTES, Pieces, SURROUNDINGS_BYTES, Stratum, Then, UNIT_BYTES, Unit},
     times::{p99, processor_time},
+    whole,
 };
 use crate::codec;
 
@@ -218,6 +219,8 @@ pub(super) fn measure(
             read_ns: Vec::new(),
         });
     }
+    let options: Vec<_> = choices.iter().map(|choice| choice.options.clone()).collect();
+    let of_whole = whole::pack(input, &options, most_bytes, end, threads)?;
     let has_zeros = input.hole_bytes > 0 || input.strata.iter().any(Stratum::may_have_zeros);
     if has_zeros {
         let of_files = input.strata.iter().find_map(Stratum::pieces_of_short_files);
@@ -250,7 +253,7 @@ pub(super) fn measure(
     }
     let inline: Vec<_> = input.strata.iter().map(costs::inline).collect();
     let mut figures = Vec::new();
-    for ((choice, named), sampled) in choices.iter().zip(CHOICES).zip(found) {
+    for (((choice, named), sampled), whole) in choices.iter().zip(CHOICES).zip(found).zip(of_whole) {
         let of_stratum = |(number, (bytes, stratum)): (usize, (Estimate, &Stratum))| {
             let (size, limits) = (stratum.data_bytes(), costs::limits(stratum));
             let [packed_bytes, image_bytes, doubt_bytes] = choice.measured(number);
@@ -260,7 +263,10 @@ pub(super) fn measure(
         let sampled = sampled.into_iter().zip(&input.strata).enumerate().map(of_stratum);
         let sampled = sampled.zip(&inline).map(|(bytes, inline)| inline.unwrap_or(bytes));
         let bytes = sampled.sum::<Estimate>() + rest(input, choice.zeros);
-        let bytes = bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES);
+        let bytes = match whole {
+            Some(bytes) => Estimate::exact(bytes as f64).within(0.0, PAGE_BYTES as f64),
+            None => bytes.within(METHOD_ERROR, METHOD_ERROR_BYTES),
+        };
         figures.push(Figures {
             codec: named.codec,
             cluster: named.cluster,

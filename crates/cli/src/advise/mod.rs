@@ -19,6 +19,7 @@ mod table;
 mod times;
 mod verdict;
 mod walk;
+mod whole;
 
 use std::{io::Write, path::PathBuf, thread, time::Duration};
 

@@ -88,6 +88,36 @@ fn it_ends_in_time_and_is_wider_rather_than_wrong() {
     assert!(sampled[0] == 0 && sampled.is_sorted(), "{sampled:?}");
 }
 
+/// Clusters end in other places where zeros surround short stretches of data.
+#[test]
+fn short_stretches_of_data_in_a_hole_are_forecast() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("disk.img");
+    let disk = fs::File::create(&path).expect("a file");
+    disk.set_len(300 << 20).expect("a hole");
+    let mut state = 12u64;
+    for _ in 0..40 {
+        let mut noise = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        };
+        let at = noise() % (299 << 8) * 4096;
+        let data: Vec<u8> = (0..64 << 10).map(|_| noise() as u8).collect();
+        disk.write_all_at(&data, at).expect("room");
+    }
+    let (report, verdict) = measure(&args(&path), &Clock::counted(Duration::from_micros(1))).expect("figures");
+    for (image, choice) in report.images.iter().zip(images::CHOICES) {
+        let truth = image_bytes(&path, choice.codec, choice.cluster);
+        assert!((image.bytes.value - truth).abs() <= 4096.0, "{truth} {image:?}");
+        assert!(image.bytes.low() <= truth && truth <= image.bytes.high(), "{truth} {image:?}");
+    }
+    assert!(verdict.commands[0].ends_with(" -o disk.erofs"), "{verdict:?}");
+    // Less is sampled if that is asked for.
+    let args = Args { sample: Some(1 << 20), ..args(&path) };
+    let (report, _) = measure(&args, &Clock::counted(Duration::from_micros(1))).expect("figures");
+    assert!(report.images.iter().all(|image| image.bytes.low() < image.bytes.value - 5000.0));
+}
+
 /// In regular text, zstd at level 9 finds worse matches than at level 3.
 #[test]
 fn more_effort_may_take_more() {

@@ -1,6 +1,6 @@
 //! Recommendations: the options that pay off, and commands that use them.
 
-use std::{fmt, path::Path, time::Duration};
+use std::{fmt, fs, path::Path, time::Duration};
 
 use super::{
     codecs,
@@ -99,14 +99,19 @@ pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
     };
     let name = path.canonicalize().ok().and_then(|path| Some(path.file_stem()?.to_string_lossy().into_owned()));
     let name = name.unwrap_or_else(|| "input".to_owned());
-    // An output never replaces its source.
-    let suffix = if path.extension().is_some_and(|extension| extension == "erofs") { "-packed" } else { "" };
-    let image = quoted(&format!("{name}{suffix}.erofs"));
+    // Another image may have the name, or the source.
+    let others = (2..).map(|number| format!("{name}-{number}.erofs"));
+    let mut names = [format!("{name}.erofs"), format!("{name}-packed.erofs")].into_iter().chain(others);
+    let image = quoted(&names.find(|name| fs::symlink_metadata(name).is_err()).unwrap_or_default());
+    // Its content is raw, whatever its name says.
+    let is_named_image =
+        path.extension().is_some_and(|extension| extension == "erofs" || extension == "qcow2") && path.is_file();
+    let format = if is_named_image { " --format raw" } else { "" };
     let source = quoted(text);
     let is_partial =
         report.input.kind == InputKind::Directory && report.input.skipped.unreadable + report.pages.lost_units > 0;
     let skip = if is_partial { " --skip-unreadable" } else { "" };
-    verdict.commands.push(format!("pagefold pack{pack_options}{skip} {source} -o {image}"));
+    verdict.commands.push(format!("pagefold pack{pack_options}{format}{skip} {source} -o {image}"));
     if report.input.kind == InputKind::Directory {
         // The parts that were left out would count as differences.
         if is_partial {
