@@ -155,10 +155,14 @@ impl Inputs {
     /// Adds the file that `path` leads to, if there is one: reading reports one that is missing.
     /// `role` says what it is, as in `the source`.
     pub fn add(&mut self, role: &str, path: &Path) {
+        self.add_described(format!("{role} {}", path.display()), path);
+    }
+
+    fn add_described(&mut self, what: String, path: &Path) {
         let Ok(metadata) = fs::metadata(path) else { return };
         let plain = plain(path, &metadata);
         let around = plain.as_ref().and_then(|path| mounts::around(&mounts::table(), path));
-        let mut input = Input::of(format!("{role} {}", path.display()), &metadata, around.map(|(device, _)| device));
+        let mut input = Input::of(what, &metadata, around.map(|(device, _)| device));
         if let Some(path) = plain.filter(|_| metadata.is_file()) {
             add_files_of_layers(&path, &mut input.below.stores);
             input.file = Some(Regular { path, metadata });
@@ -171,8 +175,9 @@ impl Inputs {
         self.add(role, path);
         let found = fs::metadata(path).ok().filter(Metadata::is_dir);
         if let Some(directory) = found.and_then(|metadata| plain(path, &metadata)) {
-            let role = format!("{role} {} includes", path.display());
-            mounts::below(&mounts::table(), &directory).iter().for_each(|at| self.add(&role, at));
+            for at in mounts::below(&mounts::table(), &directory) {
+                self.add_described(format!("{}, which is in {role} {}", at.display(), path.display()), &at);
+            }
         }
     }
 

@@ -108,7 +108,7 @@ impl NewFile {
         }
         if let Some(input) = inputs.perhaps_is(&metadata).filter(|_| !force) {
             refuse!(
-                "{} may be {input} by another way: it has its size and time; write to another file{}",
+                "{} may be {input} under another name, since it has the same size and time: write to another file{}",
                 shown(),
                 written.or_force()
             );
