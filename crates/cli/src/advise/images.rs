@@ -11,10 +11,7 @@ use std::{
     fs::File,
     io::ErrorKind,
     os::unix::fs::FileExt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -31,6 +28,7 @@ use super::{
     input::{Input, InputKind},
     order::spread,
     pages::Pages,
+    parallel,
     stratum::{Batch, Batches, PAGE_BYTES, Pieces, SURROUNDINGS_BYTES, Stratum, Then, UNIT_BYTES, Unit},
     times::{p99, processor_time},
     whole,
@@ -291,25 +289,11 @@ fn measure_zeros(
         let like = CHOICES[number].like;
         if CHOICES[like].cluster == CHOICES[number].cluster { like } else { number }
     };
-    let found: Vec<_> = choices.iter().map(|_| Mutex::new(None)).collect();
-    let next = AtomicUsize::new(0);
-    let work = || -> anyhow::Result<()> {
-        while let number = next.fetch_add(1, Ordering::Relaxed)
-            && let Some(choice) = choices.get(number)
-        {
-            if source(number) == number && !end.is_over() {
-                *found[number].lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Zeros::measure(&choice.options, of_files)?);
-            }
-        }
-        Ok(())
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<anyhow::Result<()>>()
+    let found = parallel::each(choices.len(), threads, end, |number| {
+        let is_source = source(number) == number;
+        is_source.then(|| Zeros::measure(&choices[number].options, of_files)).transpose()
     })?;
-    let of_source = |number| *found[source(number)].lock().unwrap_or_else(PoisonError::into_inner);
-    Ok((0..choices.len()).map(of_source).collect())
+    Ok((0..choices.len()).map(|number| found[source(number)]).collect())
 }
 
 pub(super) fn options(name: &str, cluster: &str) -> anyhow::Result<BuildOptions> {

@@ -11,6 +11,7 @@ mod images;
 mod input;
 mod order;
 mod pages;
+mod parallel;
 mod process;
 mod report;
 mod scan;

@@ -1,15 +1,7 @@
 //! A sparse file with little data is packed as it is. Where few zeros surround short stretches of data,
 //! clusters end in other places than those of samples.
 
-use std::{
-    fs::File,
-    path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+use std::{fs::File, path::Path, sync::Arc};
 
 use pagefold_erofs::{BuildOptions, Content, NodeKind, build};
 use rustix::fs::{SeekFrom, seek};
@@ -18,6 +10,7 @@ use super::{
     clock::Deadline,
     costs::{empty_tree, memory_file, node},
     input::{Files, Input, InputKind},
+    parallel,
 };
 
 /// Maximum data of such a file: all choices together take about two seconds of processor time.
@@ -35,31 +28,14 @@ pub(super) fn pack(
     end: Deadline<'_>,
     threads: usize,
 ) -> anyhow::Result<Vec<Option<u64>>> {
-    let found: Vec<_> = choices.iter().map(|_| Mutex::new(None)).collect();
-    let next = AtomicUsize::new(0);
-    let work = |file: &Arc<File>| -> anyhow::Result<()> {
-        while let number = next.fetch_add(1, Ordering::Relaxed)
-            && let Some(options) = choices.get(number)
-            && !end.is_over()
-        {
-            let mut tree = empty_tree();
-            let content = Content::Open(Arc::clone(file), Path::new(&input.name).into());
-            let file = node(NodeKind::Regular { content, size: input.bytes() });
-            tree.add(tree.root(), b"disk", file)?;
-            // A file that changes is only sampled.
-            if let Ok(report) = build(&tree, options, &memory_file()?) {
-                *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(report.image_bytes);
-            }
-        }
-        Ok(())
-    };
-    if let Some(file) = sparse_file(input, most_bytes.min(MOST_DATA_BYTES)) {
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(file))).collect();
-            threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<anyhow::Result<()>>()
-        })?;
-    }
-    Ok(found.into_iter().map(|found| found.into_inner().unwrap_or_else(PoisonError::into_inner)).collect())
+    let Some(file) = sparse_file(input, most_bytes.min(MOST_DATA_BYTES)) else { return Ok(vec![None; choices.len()]) };
+    parallel::each(choices.len(), threads, end, |number| {
+        let mut tree = empty_tree();
+        let content = Content::Open(Arc::clone(file), Path::new(&input.name).into());
+        tree.add(tree.root(), b"disk", node(NodeKind::Regular { content, size: input.bytes() }))?;
+        // A file that changes is only sampled.
+        Ok(build(&tree, &choices[number], &memory_file()?).ok().map(|report| report.image_bytes))
+    })
 }
 
 /// Returns the file if it has holes, and at most `most_bytes` of data.

@@ -15,48 +15,32 @@ use crate::{
     server::{Server, make_image, pagefold, run},
 };
 
-/// A mounted overlay, unmounted when this value is dropped.
-struct Overlay(String);
+/// A place where something is mounted, unmounted when this value is dropped.
+struct Mounted(String);
 
-impl Overlay {
-    /// Mounts one over the folders `lower`, in which colons have a backslash, and `name.upper`.
-    fn new(test: &str, folder: &Folder, name: &str, lower: &str) -> Option<Self> {
-        let [mount, _] = programs(test, ["mount", "umount"])?;
+impl Mounted {
+    /// Mounts an overlay over the folders `lower`, in which colons have a backslash, and `name.upper`.
+    fn overlay(test: &str, folder: &Folder, name: &str, lower: &str) -> Option<Self> {
         let [upper, work, at] = ["upper", "work", "o"].map(|kind| folder.at(&format!("{name}.{kind}")));
         for path in [&upper, &work, &at] {
             fs::create_dir(path).expect("a folder");
         }
         let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
-        let mounted = Command::new(mount).args(["-t", "overlay", "overlay", "-o", &options, &at]).output();
+        Self::new(test, &["-t", "overlay", "overlay", "-o", &options], &at)
+    }
+
+    fn new(test: &str, options: &[&str], at: &str) -> Option<Self> {
+        let [mount, _] = programs(test, ["mount", "umount"])?;
+        let mounted = Command::new(mount).args(options).arg(at).output();
         if !mounted.is_ok_and(|mounted| mounted.status.success()) {
-            skip_for_good(test, "no overlays here");
-            return None;
-        }
-        Some(Self(at))
-    }
-}
-
-impl Drop for Overlay {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-/// A mount, unmounted when this value is dropped.
-struct Bound(String);
-
-impl Bound {
-    fn new(test: &str, directory: &str, at: &str) -> Option<Self> {
-        let [mount] = programs(test, ["mount"])?;
-        if !Command::new(mount).args(["--bind", directory, at]).status().is_ok_and(|status| status.success()) {
-            skip_for_good(test, "no bind mounts here");
+            skip_for_good(test, "no such mounts here");
             return None;
         }
         Some(Self(at.to_owned()))
     }
 }
 
-impl Drop for Bound {
+impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
@@ -80,7 +64,7 @@ fn what_a_mounted_source_is_stored_in_is_an_input() {
     }
     drop(place);
     folder.write("lower/d/f", b"old");
-    let Some(overlay) = Overlay::new(TEST, &folder, "one", &at("lower")) else { return };
+    let Some(overlay) = Mounted::overlay(TEST, &folder, "one", &at("lower")) else { return };
     folder.write("one.upper/g", b"old");
     for output in ["lower/d/f", "one.upper/g"] {
         let message = folder.refuses(&mut pack(&[&overlay.0, "--exclude", "d", "-o", &at(output), "--force"]));
@@ -101,7 +85,7 @@ fn what_an_overlay_is_stored_in_is_followed_to_the_end() {
     run(&mut pack(&[&at("s"), "-o", &image]));
     let Some(place) = Place::new(TEST) else { return };
     run(pagefold().args(["mount", &image, place.text()]));
-    let Some(over_image) = Overlay::new(TEST, &folder, "image", place.text()) else { return };
+    let Some(over_image) = Mounted::overlay(TEST, &folder, "image", place.text()) else { return };
     fs::remove_file(format!("{}/x", over_image.0)).expect("a file of the overlay");
     for source in [&over_image.0, &format!("{}/d/disk", over_image.0)] {
         let message = folder.refuses(&mut pack(&[source, "-o", &image, "--force"]));
@@ -110,8 +94,8 @@ fn what_an_overlay_is_stored_in_is_followed_to_the_end() {
     folder.write("l:w/f", b"old");
     folder.write("t/i.erofs", b"another");
     run(&mut pack(&[&at("t"), "-o", &at("l:w/i.erofs")]));
-    let Some(over_folder) = Overlay::new(TEST, &folder, "folder", &at("l\\:w")) else { return };
-    let Some(twice) = Overlay::new(TEST, &folder, "twice", &over_folder.0) else { return };
+    let Some(over_folder) = Mounted::overlay(TEST, &folder, "folder", &at("l\\:w")) else { return };
+    let Some(twice) = Mounted::overlay(TEST, &folder, "twice", &over_folder.0) else { return };
     for source in [&over_folder.0, &twice.0] {
         let message = folder.refuses(&mut pack(&[source, "--exclude", "f", "-o", &at("l:w/f"), "--force"]));
         assert!(message.contains("shares its storage"), "{source}: {message}");
@@ -132,8 +116,8 @@ fn an_output_on_an_overlay_is_the_file_in_its_layer() {
     let folder = Folder::new();
     let at = |name: &str| folder.at(name);
     folder.write("low/l", b"old");
-    let Some(overlay) = Overlay::new(TEST, &folder, "one", &at("low")) else { return };
-    let Some(twice) = Overlay::new(TEST, &folder, "two", &overlay.0) else { return };
+    let Some(overlay) = Mounted::overlay(TEST, &folder, "one", &at("low")) else { return };
+    let Some(twice) = Mounted::overlay(TEST, &folder, "two", &overlay.0) else { return };
     make_image(&folder.path("disk.img"), 2);
     let image = at("one.upper/i.erofs");
     run(&mut pack(&[&at("disk.img"), "-o", &image]));
@@ -178,7 +162,7 @@ fn mounts_within_a_source_are_inputs() {
     let before = [&image, &at("other/f"), &at("low/f")].map(|path| fs::read(path).expect("a file"));
     let refused = |output: &str| folder.refuses(&mut pack(&[&source, "--exclude", "f", "-o", output, "--force"]));
     {
-        let Some(overlay) = Overlay::new(TEST, &folder, "src/x", &at("low")) else { return };
+        let Some(overlay) = Mounted::overlay(TEST, &folder, "src/x", &at("low")) else { return };
         let message = refused(&at("low/f"));
         assert!(message.contains("shares its storage") && message.contains(&overlay.0), "{message}");
         run(&mut pack(&[&source, "--one-file-system", "--exclude", "f", "-o", &at("low/f"), "--force"]));
@@ -186,7 +170,7 @@ fn mounts_within_a_source_are_inputs() {
     }
     {
         fs::create_dir(folder.path("src/bind")).expect("a folder");
-        let Some(_bound) = Bound::new(TEST, &at("other"), &at("src/bind")) else { return };
+        let Some(_bound) = Mounted::new(TEST, &["--bind", &at("other")], &at("src/bind")) else { return };
         let message = refused(&at("other/f"));
         assert!(message.contains("src/bind"), "{message}");
     }
@@ -194,7 +178,7 @@ fn mounts_within_a_source_are_inputs() {
     if !pagefold().args(["mount", &image, &at("src/mnt")]).status().is_ok_and(|status| status.success()) {
         return;
     }
-    let _mounted = Bound(at("src/mnt"));
+    let _mounted = Mounted(at("src/mnt"));
     let message = refused(&image);
     assert!(message.contains("shares its storage") && message.contains("src/mnt"), "{message}");
     assert!([&image, &at("other/f"), &at("low/f")].map(|path| fs::read(path).expect("a file")) == before);
