@@ -101,6 +101,9 @@ impl Base {
             Format::Qcow2 => Box::new(Qcow2::open(path, stored)?),
         };
         match content.len_bytes() {
+            0 if format == Format::Erofs => {
+                Err(unfit("the file in the image that was to be the disk is empty: a disk has at least one sector"))
+            }
             0 => Err(unfit("the file is empty: a disk has at least one sector")),
             1..=MOST_BYTES => Ok(Self {
                 path: path.into(),

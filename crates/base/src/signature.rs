@@ -100,6 +100,8 @@ const REPACK: &str = "'bsdtar -cf - @FILE | pagefold pack - -o STEM.erofs' packs
 const EXTRACT_UBI: &str = "'ubireader_extract_files -o DIRECTORY FILE' extracts it";
 const LIST_UBOOT: &str = "'dumpimage -l FILE' lists its parts";
 const PACK: &str = "'pagefold pack FILE -o STEM.erofs' makes an EROFS image of it";
+/// An archive with the name of a disk is packed if it has no name.
+const PACK_UNNAMED: &str = "'pagefold pack - -o STEM.erofs < FILE' makes an EROFS image of it";
 
 /// All formats, those with more specific marks first.
 #[rustfmt::skip]
@@ -367,7 +369,8 @@ impl Signature {
 
     /// Returns advice with the command that makes the content of the file at `path` accessible.
     pub fn advice(&self, path: &Path) -> String {
-        advice::filled(self.advice, path)
+        let advice = if self.kind == Kind::Tar && is_named_raw(path) { PACK_UNNAMED } else { self.advice };
+        advice::filled(advice, path)
     }
 
     /// Returns the name of the file that the advised command creates, if it creates one.
@@ -618,6 +621,11 @@ mod tests {
         ] {
             let advice = vmdk.advice(path.as_ref());
             assert_eq!(advice, format!("'qemu-img convert -O raw {path} {new}' makes a raw disk of it"));
+        }
+        // A name that is a disk's would be refused.
+        let tar = Signature::of_name("a.tar".as_ref()).expect("a name");
+        for (path, source) in [("a.tar", "a.tar -o a.erofs"), ("d/a.img", "- -o d/a.erofs < d/a.img")] {
+            assert_eq!(tar.advice(path.as_ref()), format!("'pagefold pack {source}' makes an EROFS image of it"));
         }
         assert_eq!(Signature::of_name("a.tar.Z".as_ref()).map(Signature::name), Some("data compressed by compress"));
         for name in ["a", "a.z", "a.img", "a.iso", ".gz", "gz"] {

@@ -72,6 +72,10 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 
+    /// Leave out what is mounted below PATH, as 'pack' does with this option
+    #[arg(long, requires = "path")]
+    one_file_system: bool,
+
     /// Memory available for forks [default: the default limit of 'serve', half of the machine or cgroup]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
@@ -111,7 +115,9 @@ fn measure(args: &Args, clock: &Clock) -> anyhow::Result<(Report, Verdict)> {
         .or_else(default_limit_bytes)
         .context("the system does not say how much memory it has: give --memory")?;
     let mut input = match (&args.path, args.pid) {
-        (Some(path), _) => walk::look_at(path, [clock.until(LIST_END), clock.until(MAP_END)], threads)?,
+        (Some(path), _) => {
+            walk::look_at(path, args.one_file_system, [clock.until(LIST_END), clock.until(MAP_END)], threads)?
+        }
         (None, pid) => process::look_at(pid.unwrap_or_default(), clock.until(MAP_END))?,
     };
     let sample_bytes = args.sample.unwrap_or(u64::MAX);
@@ -135,7 +141,7 @@ fn measure(args: &Args, clock: &Clock) -> anyhow::Result<(Report, Verdict)> {
     }
     let codecs = bench.map(Bench::into_figures).unwrap_or_default();
     let report = Report { input, pages, codecs, images, forks, memory_bytes };
-    let verdict = verdict::of(&report, args.path.as_deref());
+    let verdict = verdict::of(&report, args.path.as_deref(), args.one_file_system);
     Ok((report, verdict))
 }
 

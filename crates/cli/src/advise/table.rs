@@ -60,7 +60,8 @@ fn head(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         InputKind::Process => write!(out, "{name}: {bytes} of private memory")?,
     }
     if input.hole_bytes > 0 {
-        write!(out, ", {} of it holes", size::show(input.hole_bytes))?;
+        // Shorter holes than a unit are zeros.
+        write!(out, ", at least {} of it holes", size::show(input.hole_bytes))?;
     }
     writeln!(out)?;
     sampled(out, report)?;

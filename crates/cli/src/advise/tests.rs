@@ -21,7 +21,14 @@ const STEPS_MS: [u64; 6] = [2500, 900, 400, 150, 60, 3];
 const ASKED_LATE: u32 = 100;
 
 fn args(path: &Path) -> Args {
-    Args { path: Some(path.to_owned()), pid: None, memory: Some(1 << 30), sample: None, json: true }
+    Args {
+        path: Some(path.to_owned()),
+        pid: None,
+        memory: Some(1 << 30),
+        sample: None,
+        json: true,
+        one_file_system: false,
+    }
 }
 
 /// Returns words and noise, with zeros in places.
@@ -389,7 +396,7 @@ fn listing_ends_in_time() {
     for step in [700, 100, 20, 1] {
         let clock = Clock::counted(Duration::from_millis(step));
         let ends = [clock.until(LIST_END), clock.until(MAP_END)];
-        match walk::look_at(folder.path(), ends, 2) {
+        match walk::look_at(folder.path(), false, ends, 2) {
             Ok(input) => {
                 assert_eq!(input.skipped.more, step >= 100, "{step}");
                 assert!(step > 1 || input.hole_bytes == 40 * ((3 << 20) - 4096), "{step}: {input:?}");
@@ -431,7 +438,7 @@ fn scanning_ends_in_time() {
     for (steps, scanned) in [(0, 0), (7, 0), (24, 3), (100, 8)] {
         let clock = Clock::counted(Duration::from_secs(1));
         let never = clock.until(Duration::from_secs(1_000_000));
-        let mut input = walk::look_at(&path, [never; 2], 1).expect("a file");
+        let mut input = walk::look_at(&path, false, [never; 2], 1).expect("a file");
         let end = never.or_after(Duration::from_secs(steps + 1));
         scan::scan(&mut input, u64::MAX, [end; 2], 1);
         let stratum = &input.strata[0];
@@ -452,7 +459,7 @@ fn reading_and_packing_end_in_time() {
     for (seconds, is_enough) in [(30, false), (10_000, true)] {
         let clock = Clock::counted(second);
         let never = clock.until(second * 1_000_000);
-        let input = walk::look_at(folder.path(), [never; 2], 1).expect("a folder");
+        let input = walk::look_at(folder.path(), false, [never; 2], 1).expect("a folder");
         let pages = pages::look_at(&input, u64::MAX, never, 1).expect("pages");
         let images = images::measure(&input, &pages, u64::MAX, never.or_after(second * seconds), 1).expect("images");
         let sampled = images.iter().filter(|image| image.sampled_bytes == 64 * 5000).count();
@@ -463,7 +470,7 @@ fn reading_and_packing_end_in_time() {
     for (steps, is_enough) in [(3, false), (100, true)] {
         let clock = Clock::counted(second);
         let never = clock.until(second * 1_000_000);
-        let input = walk::look_at(&path, [never; 2], 1).expect("a file");
+        let input = walk::look_at(&path, false, [never; 2], 1).expect("a file");
         let unit = input.strata[0].nth(0).expect("a unit");
         let before = clock.asked();
         let read = input.read(unit, &mut Vec::new(), never.or_after(second * steps));

@@ -2,6 +2,8 @@
 
 use std::{fmt, fs, path::Path, time::Duration};
 
+use pagefold_control::is_unseen;
+
 use super::{
     codecs,
     estimate::Estimate,
@@ -80,8 +82,8 @@ pub(super) struct Verdict {
     pub(super) commands: Vec<String>,
 }
 
-/// Evaluates the results. `path` is the user's argument.
-pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
+/// Evaluates the results. `path` and `one_file_system` are the user's arguments.
+pub(super) fn of(report: &Report, path: Option<&Path>, one_file_system: bool) -> Verdict {
     let mut verdict = Verdict::default();
     let serve_codec = verdict.page_codec(report);
     let pack_options = path.map(|_| verdict.image_options(report)).unwrap_or_default();
@@ -111,10 +113,12 @@ pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
     let is_partial =
         report.input.kind == InputKind::Directory && report.input.skipped.unreadable + report.pages.lost_units > 0;
     let skip = if is_partial { " --skip-unreadable" } else { "" };
-    verdict.commands.push(format!("pagefold pack{pack_options}{format}{skip} {source} -o {image}"));
+    let is_one_file_system = one_file_system && report.input.kind == InputKind::Directory;
+    let within = if is_one_file_system { " --one-file-system" } else { "" };
+    verdict.commands.push(format!("pagefold pack{pack_options}{format}{skip}{within} {source} -o {image}"));
     if report.input.kind == InputKind::Directory {
         // The parts that were left out would count as differences.
-        if is_partial {
+        if is_partial || is_one_file_system {
             return verdict;
         }
         verdict.commands.push(format!("pagefold check --against {source} {image}"));
@@ -218,13 +222,22 @@ fn size_option(bytes: u64) -> String {
     format!("{mib}M")
 }
 
-/// Quotes a word for a shell.
+/// Quotes a word for a shell. Control characters are written with escapes, which `bash`, `zsh` and POSIX.1-2024
+/// know.
 fn quoted(text: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+@%:,".contains(letter);
     if !text.is_empty() && !text.starts_with('-') && text.chars().all(plain) {
         return text.to_owned();
     }
     let text = if text.starts_with('-') { format!("./{text}") } else { text.to_owned() };
+    if text.chars().any(is_unseen) {
+        let escaped = |byte: u8| match byte {
+            b'\'' | b'\\' => format!("\\{}", char::from(byte)),
+            b' '..=b'~' => char::from(byte).to_string(),
+            other => format!("\\{other:03o}"),
+        };
+        return format!("$'{}'", text.bytes().map(escaped).collect::<String>());
+    }
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -241,6 +254,7 @@ mod tests {
             ("-rf", "'./-rf'"),
             ("", "''"),
             ("$HOME;ls", "'$HOME;ls'"),
+            ("a\n'b\\ä", r"$'a\012\'b\\\303\244'"),
         ] {
             assert_eq!(quoted(text), expected);
         }

@@ -41,12 +41,18 @@ const MOST_STRETCHES: usize = 1 << 18;
 
 /// Lists the files of `path` and where sparse ones have data, until both ends, with this many
 /// threads.
-pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize) -> anyhow::Result<Input> {
+pub(super) fn look_at(
+    path: &Path,
+    one_file_system: bool,
+    [list_end, map_end]: [Deadline<'_>; 2],
+    threads: usize,
+) -> anyhow::Result<Input> {
     let shown = || path.display().to_string();
     let metadata = fs::metadata(path).with_context(shown)?;
     let kind = metadata.file_type();
     if kind.is_dir() {
-        return directory(path, [list_end, map_end], threads);
+        let device = one_file_system.then_some(metadata.dev());
+        return directory(path, device, [list_end, map_end], threads);
     }
     if !kind.is_file() && !kind.is_block_device() {
         let what = if kind.is_fifo() {
@@ -200,6 +206,16 @@ impl Listed {
         let numbers = InodeNumbers { uid: metadata.uid(), gid: metadata.gid(), nlink, size };
         self.times.add((metadata.mtime(), metadata.mtime_nsec() as u32), numbers.are_compact());
     }
+
+    /// Counts a directory with these names. One without an entry is another name of a counted file.
+    fn add_directory(&mut self, number: u32, mut names: Vec<(Vec<u8>, Option<Entry>)>) {
+        self.names.directories += 1;
+        names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        let content_bytes = directory_bytes(names.iter().map(|(name, _)| name.as_slice()), PAGE_BYTES as usize);
+        self.names.metadata_bytes += stored_bytes(INODE_BYTES, content_bytes, PAGE_BYTES);
+        let entries = names.into_iter().filter_map(|(_, entry)| entry).collect();
+        self.listings.push(Listing::new(number, content_bytes, entries));
+    }
 }
 
 /// Directories still to be read.
@@ -217,6 +233,8 @@ struct Walk<'a> {
     pending: Mutex<Pending>,
     /// Hard-linked files that have been counted.
     linked: Mutex<HashSet<(u64, u64)>>,
+    /// The only file system whose directories are listed.
+    device: Option<u64>,
     end: Deadline<'a>,
 }
 
@@ -256,7 +274,6 @@ impl Walk<'_> {
             return !self.end.is_over();
         };
         let place = found.directories.len() as u32;
-        found.names.directories += 1;
         let (mut below, mut names) = (Vec::new(), Vec::new());
         let mut in_time = true;
         for entry in entries {
@@ -278,7 +295,11 @@ impl Walk<'_> {
             let entry = if metadata.is_dir() {
                 found.add_inode(&metadata);
                 let number = self.next_number();
-                below.push((number, path.join(name)));
+                if self.device.is_none_or(|device| device == metadata.dev()) {
+                    below.push((number, path.join(name)));
+                } else {
+                    found.add_directory(number, Vec::new());
+                }
                 Some(Entry::Directory(number))
             } else if metadata.is_file() {
                 self.add_file(found, place, name, &metadata)
@@ -291,11 +312,7 @@ impl Walk<'_> {
             };
             names.push((name_bytes, entry));
         }
-        names.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        let content_bytes = directory_bytes(names.iter().map(|(name, _)| name.as_slice()), PAGE_BYTES as usize);
-        found.names.metadata_bytes += stored_bytes(INODE_BYTES, content_bytes, PAGE_BYTES);
-        let entries = names.into_iter().filter_map(|(_, entry)| entry).collect();
-        found.listings.push(Listing::new(number, content_bytes, entries));
+        found.add_directory(number, names);
         found.directories.push(path);
         self.pending().directories.append(&mut below);
         in_time && !self.end.is_over()
@@ -328,13 +345,18 @@ impl Walk<'_> {
     }
 }
 
-fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize) -> anyhow::Result<Input> {
+fn directory(
+    path: &Path,
+    device: Option<u64>,
+    [list_end, map_end]: [Deadline<'_>; 2],
+    threads: usize,
+) -> anyhow::Result<Input> {
     // Unreadable directories below it are tolerated, but not an unreadable `path`.
     drop(fs::read_dir(path).with_context(|| path.display().to_string())?);
     let mut root = Listed::default();
     root.add_inode(&fs::metadata(path).with_context(|| path.display().to_string())?);
     let pending = Pending { directories: vec![(0, path.to_owned())], ..Pending::default() };
-    let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end: list_end };
+    let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), device, end: list_end };
     let found: Vec<Listed> = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| walk.work())).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()

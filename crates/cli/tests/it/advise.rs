@@ -20,7 +20,10 @@ use pagefold_testing::{programs, skip_for_good};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
 
-use crate::server::{Ended, Server, pagefold, run, run_to_fail};
+use crate::{
+    server::{Ended, Server, pagefold, run, run_to_fail},
+    stored_below::Mounted,
+};
 
 /// Bytes of the larger inputs, then the size of the samples taken from them.
 const WHOLE_BYTES: usize = 12 << 20;
@@ -580,4 +583,28 @@ fn files_that_change_while_sampled_do_no_harm() {
         }
         ended.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn what_is_mounted_below_can_be_left_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = path(&folder, "source");
+    let at = path(&folder, "source/mounted");
+    fs::create_dir_all(&at).expect("folders");
+    fs::write(path(&folder, "source/file"), [1; 5000]).expect("a file");
+    let Some(_mounted) = Mounted::new("what_is_mounted_below_can_be_left_out", &["-t", "tmpfs", "tmpfs"], &at) else {
+        return;
+    };
+    fs::create_dir(path(&folder, "source/mounted/below")).expect("a folder");
+    fs::write(path(&folder, "source/mounted/below/file"), [2; 9000]).expect("a file");
+    for (option, directories, bytes) in [(None, 3, 14_000), (Some("--one-file-system"), 2, 5000)] {
+        let args: Vec<&str> = option.into_iter().chain([&*source]).collect();
+        let advice = advise(&args);
+        assert_eq!(advice.figure("input", "directories"), directories, "{option:?}");
+        assert_eq!(advice.figure("input", "bytes"), bytes, "{option:?}");
+        let [pack, check @ ..] = &advice.commands[..] else { panic!("no command: {:?}", advice.commands) };
+        assert_eq!(pack.contains("--one-file-system"), option.is_some(), "{pack}");
+        // What was left out would count as a difference.
+        assert_eq!(check.is_empty(), option.is_some(), "{check:?}");
+    }
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A place where something is mounted, unmounted when this value is dropped.
-struct Mounted(String);
+pub(crate) struct Mounted(String);
 
 impl Mounted {
     /// Mounts an overlay over the folders `lower`, in which colons have a backslash, and `name.upper`.
@@ -29,7 +29,7 @@ impl Mounted {
         Self::new(test, &["-t", "overlay", "overlay", "-o", &options], &at)
     }
 
-    fn new(test: &str, options: &[&str], at: &str) -> Option<Self> {
+    pub(crate) fn new(test: &str, options: &[&str], at: &str) -> Option<Self> {
         let [mount, _] = programs(test, ["mount", "umount"])?;
         let mounted = Command::new(mount).args(options).arg(at).output();
         if !mounted.is_ok_and(|mounted| mounted.status.success()) {
