@@ -116,10 +116,12 @@ struct Below {
     stores: BTreeSet<Store>,
     /// The directories that an overlay joins.
     directories: BTreeSet<Store>,
-    /// The file systems among them that may be stored in further files.
+    /// The file systems and devices among them that may be stored in further files.
     unclear: BTreeSet<u64>,
     /// The loop devices among them, and the device itself if it is one.
     loops: Vec<Loop>,
+    /// The mapped devices among them, and the device itself if it is one.
+    mapped: Vec<Mapped>,
 }
 
 impl Below {
@@ -141,6 +143,24 @@ struct Loop {
     over: Store,
     /// The bytes of it that the device has.
     bytes: Range<u64>,
+}
+
+/// A device of the device mapper.
+#[derive(Debug)]
+struct Mapped {
+    device: u64,
+    /// The devices that it maps.
+    over: BTreeSet<Store>,
+    /// Its identifier, which says what made it: `LVM-…`, `part1-…`.
+    uuid: String,
+}
+
+impl Mapped {
+    /// Returns whether both may be devices for the same bytes. Volumes of LVM, and partitions, never are.
+    fn may_share_with(&self, other: &Self) -> bool {
+        let is_apart = |prefix: &str| self.uuid.starts_with(prefix) && other.uuid.starts_with(prefix);
+        self.device != other.device && !self.over.is_disjoint(&other.over) && !is_apart("LVM-") && !is_apart("part")
+    }
 }
 
 impl Loop {
@@ -246,8 +266,12 @@ impl Inputs {
                 );
             }
             let shares_loop = || input.below.loops.iter().any(|one| below.loops.iter().any(|it| it.shares_with(one)));
+            let shares_mapped = || {
+                let mapped = &input.below.mapped;
+                mapped.iter().any(|one| below.mapped.iter().any(|it| it.may_share_with(one)))
+            };
             let is_shared = !input.below.stores.is_disjoint(&stores) || below.stores.contains(&input.store);
-            if is_shared || shares_loop() || is_within(&input.below.directories, path) {
+            if is_shared || shares_loop() || shares_mapped() || is_within(&input.below.directories, path) {
                 refuse!("{} shares its storage with {}: write to another file", path.display(), input.what);
             }
         }
@@ -315,8 +339,8 @@ impl Inputs {
 
 /// Adds the devices and files that a block device or a file system is stored in: the disk of a
 /// partition, the disks below a mapped device, the file of a loop device with its file system's device,
-/// the image of a file system in user space, the directories of an overlay. Devices of no known kind
-/// have none.
+/// the image of a file system in user space, the directories of an overlay. What a program or another
+/// machine serves, such as a network block device, is unclear.
 fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
     let mut above = vec![device];
     while let Some(device) = above.pop() {
@@ -337,8 +361,19 @@ fn add_below(sysfs: &Path, device: u64, found: &mut Below) {
             }
             found.loops.push(Loop { device, over, bytes: bytes_of_loop(&folder) });
         }
+        if let Ok(uuid) = fs::read_to_string(folder.join("dm/uuid")) {
+            found.mapped.push(Mapped { device, over: stores.iter().copied().collect(), uuid });
+        } else if stores.is_empty() && is_served(&folder) {
+            found.unclear.insert(device);
+        }
         above.extend(stores.into_iter().filter_map(|store| found.add(store)));
     }
+}
+
+/// Returns whether a device, whose folder in sysfs this is, may have its content from a program.
+fn is_served(folder: &Path) -> bool {
+    let name = folder.file_name().unwrap_or_default().as_encoded_bytes();
+    [&b"nbd"[..], b"ublkb", b"rbd"].iter().any(|served| name.starts_with(served))
 }
 
 /// Adds the images or directories that a file system is stored in, apart from its block device. Returns
@@ -486,6 +521,48 @@ mod tests {
             let mut found = Below::default();
             add_below(folder.path(), makedev(major, minor), &mut found);
             assert_eq!(found.stores, expected.into_iter().collect(), "{major}:{minor}");
+        }
+    }
+
+    #[test]
+    fn what_programs_serve_is_unclear() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (path, number) in [("nbd0", "43:0"), ("nbd0/nbd0p1", "43:1"), ("sda", "8:0"), ("ublkb3", "259:3")] {
+            let place = folder.path().join("devices").join(path);
+            fs::create_dir_all(&place).expect("a folder");
+            fs::write(place.join("dev"), format!("{number}\n")).expect("a file");
+            fs::create_dir_all(folder.path().join("dev/block")).expect("a folder");
+            symlink(&place, folder.path().join("dev/block").join(number)).expect("a link");
+        }
+        fs::write(folder.path().join("devices/nbd0/nbd0p1/partition"), "1").expect("a file");
+        for (major, minor, expected) in
+            [(43, 0, Some((43, 0))), (43, 1, Some((43, 0))), (8, 0, None), (259, 3, Some((259, 3)))]
+        {
+            let mut found = Below::default();
+            add_below(folder.path(), makedev(major, minor), &mut found);
+            let expected = expected.map(|(major, minor)| makedev(major, minor));
+            assert_eq!(found.unclear, expected.into_iter().collect(), "{major}:{minor}");
+        }
+    }
+
+    #[test]
+    fn mapped_devices_over_the_same_device_may_share_bytes() {
+        let one = |device, over: &[u64], uuid: &str| Mapped {
+            device,
+            over: over.iter().copied().map(Store::Device).collect(),
+            uuid: uuid.to_owned(),
+        };
+        for (first, other, expected) in [
+            (one(10, &[1], ""), one(11, &[1], ""), true),
+            (one(10, &[1, 2], ""), one(11, &[2, 3], "LVM-a"), true),
+            (one(10, &[1], ""), one(11, &[2], ""), false),
+            (one(10, &[1], ""), one(10, &[1], ""), false),
+            (one(10, &[1], "LVM-a"), one(11, &[1], "LVM-b"), false),
+            (one(10, &[1], "part1-a"), one(11, &[1], "part2-a"), false),
+            (one(10, &[1], "part1-a"), one(11, &[1], "LVM-a"), true),
+        ] {
+            let found = (first.may_share_with(&other), other.may_share_with(&first));
+            assert_eq!(found, (expected, expected), "{first:?} {other:?}");
         }
     }
 

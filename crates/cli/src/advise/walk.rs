@@ -51,6 +51,8 @@ pub(super) fn look_at(
     let metadata = fs::metadata(path).with_context(shown)?;
     let kind = metadata.file_type();
     if kind.is_dir() {
+        let is_container = path.join("oci-layout").exists() && path.join("index.json").exists();
+        ensure!(!is_container, "{}: a container image: extract its layers and give the directory", shown());
         let device = one_file_system.then_some(metadata.dev());
         return directory(path, device, [list_end, map_end], threads);
     }
@@ -414,6 +416,7 @@ fn directory(
     input.strata = strata;
     input.files = Files::Many { directories: all_directories, files: all_files };
     let named = input.names.files + input.names.others;
+    ensure!(named > 0 || !input.skipped.more, "{}: no file in it was found in two seconds", input.name);
     ensure!(named > 0 || input.skipped.unreadable > 0, "{}: no files in it", input.name);
     ensure!(named > 0, "{}: cannot read any file in it: access denied, or paths longer than 4095 bytes", input.name);
     Ok(input)
