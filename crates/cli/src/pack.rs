@@ -160,8 +160,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Error::Io { source, .. }
                 if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
         );
+        let may_be_skipped = matches!(&error, Error::Source { path, .. } if args.source.may_skip(path, &args.sources));
         let error = anyhow::Error::new(error);
-        if is_full { error.context(destination.place()) } else { error }
+        match (is_full, may_be_skipped) {
+            (true, _) => error.context(destination.place()),
+            (_, true) => anyhow::anyhow!("{error}; --skip-unreadable packs the other files"),
+            _ => error,
+        }
     })?;
     drop(line);
     if args.verifies(&options) {

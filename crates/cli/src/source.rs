@@ -116,6 +116,11 @@ impl SourceArgs {
         inputs
     }
 
+    /// Returns whether an option would leave out the file at `path`, which cannot be read.
+    pub(crate) fn may_skip(&self, path: &Path, sources: &[PathBuf]) -> bool {
+        !self.skip_unreadable && sources.iter().any(|source| path.starts_with(source) && source.is_dir())
+    }
+
     fn scan_options(&self) -> anyhow::Result<ScanOptions> {
         for pattern in &self.exclude {
             let names = pattern.as_bytes().iter().any(|byte| *byte != b'/');

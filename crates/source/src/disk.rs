@@ -2,7 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -52,6 +52,12 @@ impl Disk {
         if format == Format::Raw {
             let size = storage.len_bytes().within(shown)?;
             if let Some(file) = open {
+                if size == 0 && metadata.file_type().is_block_device() {
+                    refuse!("{} is a device of no length", shown());
+                }
+                if size == 0 && file.read_at(&mut [0], 0).is_ok_and(|bytes| bytes > 0) {
+                    refuse!("{} has content, but no length, as files in /proc: copy it, and pack the copy", shown());
+                }
                 let content = Content::Open(Arc::new(file), (&path).into());
                 return Ok(Self { name: file_name.as_bytes().to_vec(), content, size, metadata });
             }

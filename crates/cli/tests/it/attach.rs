@@ -30,7 +30,9 @@ refused() { if \"$@\"; then exit 9; else echo \"refused: $*\"; fi; }
 ";
 
 const NBD: &str = "
-pagefold serve $dir --export name=job,size=64M --detach
+seq 100000 >/tmp/base.raw
+pagefold pack /tmp/base.raw -o /tmp/base.erofs
+pagefold serve $dir --export name=job,size=64M --detach /tmp/base.erofs
 dev=$(pagefold attach job --via nbd $dir)
 echo \"device: $dev\"
 cat /sys/block/nbd0/backend
@@ -69,6 +71,9 @@ spare=$(pagefold attach again $dir)
 grep -q '^pagefold spare ' /sys/block/${spare#/dev/}/backend
 echo \"sum: $(head -n 30000 $spare | sha256sum)\"
 pagefold detach again $dir
+dev=$(pagefold attach base --via nbd $dir)
+(pagefold pack --format raw $dev -o /tmp/base.erofs 2>&1 || true) | sed 's/^/packed: /'
+pagefold detach $dev
 pagefold stop $dir
 ";
 
@@ -199,6 +204,8 @@ fn a_kernel_gives_devices_by_nbd_and_by_ublk() {
     guest.wait_for("refused: pagefold attach fork");
     guest.wait_for("refused: pagefold drop fork");
     assert_eq!(guest.wait_for("sum: "), sum, "the next spare device has those of the next disk");
+    let packed = guest.wait_for("packed: ");
+    assert!(packed.contains("is open in another program"), "the image below a device is not replaced: {packed}");
 
     assert_eq!(guest.wait_for("vsock: "), (64 << 20).to_string());
 

@@ -222,3 +222,19 @@ fn unreadable_files_are_left_out_on_request() {
     assert_eq!(said.matches("skipped: ").count(), 20, "{said}");
     assert_eq!(folder.list("theirs/image"), "d d/open many open z");
 }
+
+/// Files of procfs have content, but a length of 0.
+#[test]
+fn files_of_the_kernel_are_not_read_as_empty() {
+    let folder = Folder::new();
+    let message = run_to_fail(&mut folder.pack(&["/proc/version"]));
+    assert!(message.contains("/proc/version has content, but no length"), "{message}");
+    folder.write("empty", b"");
+    done(&mut folder.pack(&[&folder.at("empty")]));
+    // Those of sysfs are shorter than they say.
+    let thp = "/sys/kernel/mm/transparent_hugepage";
+    if Path::new(thp).exists() {
+        let message = run_to_fail(&mut folder.pack(&[thp]));
+        assert!(message.ends_with("; --skip-unreadable packs the other files\n"), "{message}");
+    }
+}
