@@ -402,7 +402,7 @@ fn listing_ends_in_time() {
                 assert!(step > 1 || input.hole_bytes == 40 * ((3 << 20) - 4096), "{step}: {input:?}");
                 found.push(input.names.files);
             }
-            Err(error) => assert!(step == 700 && error.to_string().contains("no files"), "{error}"),
+            Err(error) => assert!(step == 700 && error.to_string().contains("no file in it was found"), "{error}"),
         }
     }
     assert!(found.is_sorted() && found.last() == Some(&80), "{found:?}");

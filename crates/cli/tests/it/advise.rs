@@ -608,3 +608,14 @@ fn what_is_mounted_below_can_be_left_out() {
         assert_eq!(check.is_empty(), option.is_some(), "{check:?}");
     }
 }
+
+/// `pack` reads the layers of a container image, not the files of its directory.
+#[test]
+fn a_container_image_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["oci-layout", "index.json"] {
+        fs::write(folder.path().join(name), "{}").expect("a file");
+    }
+    let message = run_to_fail(pagefold().arg("advise").arg(folder.path()));
+    assert!(message.contains("a container image: extract its layers"), "{message}");
+}
