@@ -499,6 +499,8 @@ mod tests {
         for (name, path) in [("sda1", "sda/sda1"), ("loop", "loop")] {
             symlink(place.join(path), place.join("dm/slaves").join(name)).expect("a link");
         }
+        fs::create_dir(place.join("dm/dm")).expect("a folder");
+        fs::write(place.join("dm/dm/uuid"), "LVM-volume\n").expect("a file");
         fs::create_dir(place.join("loop/loop")).expect("a folder");
         let backing = format!("{}\n", folder.join("file\n").display());
         fs::write(place.join("loop/loop/backing_file"), backing).expect("a file");
@@ -521,6 +523,10 @@ mod tests {
             let mut found = Below::default();
             add_below(folder.path(), makedev(major, minor), &mut found);
             assert_eq!(found.stores, expected.into_iter().collect(), "{major}:{minor}");
+            let mapped: Vec<_> = found.mapped.into_iter().map(|mapped| (mapped.over, mapped.uuid)).collect();
+            let over = BTreeSet::from([device(8, 1), device(7, 3)]);
+            let expected = (major == 253).then(|| (over, "LVM-volume\n".to_owned()));
+            assert_eq!(mapped, expected.into_iter().collect::<Vec<_>>(), "{major}:{minor}");
         }
     }
 
