@@ -1,14 +1,16 @@
 //! A single disk or other file, which becomes the only file of an image.
 
 use std::fs::{File, Metadata};
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagefold_base::{Base, Cache, Format, Options};
 use pagefold_erofs::{Change, Content, FileKind, Image, Node, NodeKind, Overlay, ReadAt, ScanOptions, Tree};
 use pagefold_storage::{Storage, StoredFile};
+use rustix::fs::{FsWord, PROC_SUPER_MAGIC, fstatfs};
 
 use crate::{
     Result, Warn,
@@ -17,6 +19,10 @@ use crate::{
 
 /// Memory for decoded content of an EROFS image.
 const CACHE_BYTES: usize = 32 << 20;
+
+/// File systems of the kernel whose files have content and a length of 0 (`linux/magic.h`): procfs, both versions
+/// of control groups, tracefs, debugfs. They are not read to find out: `/proc/kmsg` waits, and forgets what was read.
+const WITHOUT_LENGTHS: [FsWord; 5] = [PROC_SUPER_MAGIC, 0x0027_e0eb, 0x6367_7270, 0x7472_6163, 0x6462_6720];
 
 /// A disk in a file.
 pub(crate) struct Disk {
@@ -55,8 +61,9 @@ impl Disk {
                 if size == 0 && metadata.file_type().is_block_device() {
                     refuse!("{} is a device of no length", shown());
                 }
-                if size == 0 && file.read_at(&mut [0], 0).is_ok_and(|bytes| bytes > 0) {
-                    refuse!("{} has content, but no length, as files in /proc: copy it, and pack the copy", shown());
+                if size == 0 && WITHOUT_LENGTHS.contains(&fstatfs(&file).map_err(io::Error::from).within(shown)?.f_type)
+                {
+                    refuse!("{} has no length, as files of procfs: copy it, and pack the copy", shown());
                 }
                 let content = Content::Open(Arc::new(file), (&path).into());
                 return Ok(Self { name: file_name.as_bytes().to_vec(), content, size, metadata });

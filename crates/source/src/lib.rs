@@ -36,4 +36,4 @@ pub use container::Platform;
 pub use contents::expect_raw;
 pub use decompress::decompressed;
 pub use error::{Error, Result, Warn};
-pub use sources::{Options, read};
+pub use sources::{Options, is_layout, read};

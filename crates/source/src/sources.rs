@@ -58,6 +58,11 @@ struct Sources<'a> {
     warn: &'a Warn,
 }
 
+/// Returns whether a directory is to be an OCI layout, which stands for the layers of its image.
+pub fn is_layout(directory: &Path) -> bool {
+    [LAYOUT, INDEX].iter().all(|name| directory.join(name).is_file())
+}
+
 impl Sources<'_> {
     fn read(&self, sources: &[PathBuf], options: &ScanOptions) -> Result<Tree> {
         let from_input = sources.iter().filter(|source| *source == Path::new("-")).count();
@@ -126,8 +131,7 @@ impl Sources<'_> {
     }
 
     fn directory(&self, source: &Path, options: &ScanOptions) -> Result<Source> {
-        let is_file = |name: &str| source.join(name).is_file();
-        if is_file(LAYOUT) && is_file(INDEX) {
+        if is_layout(source) {
             // The options are for the files of the image.
             let layer = Layer::scan(source, &ScanOptions::default())?;
             if let Some(layers) = container::layers(layer.tree(), source, self.options.platform.as_ref(), options)? {

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use pagefold_erofs::{InodeNumbers, InodeTimes, LONG_FILE_BYTES, LONG_FILE_DATA_PARTS, directory_bytes, stored_bytes};
-use pagefold_source::expect_raw;
+use pagefold_source::{expect_raw, is_layout};
 use rustix::fs::{SeekFrom as Sparse, seek};
 
 use super::{
@@ -51,8 +51,7 @@ pub(super) fn look_at(
     let metadata = fs::metadata(path).with_context(shown)?;
     let kind = metadata.file_type();
     if kind.is_dir() {
-        let is_container = path.join("oci-layout").exists() && path.join("index.json").exists();
-        ensure!(!is_container, "{}: a container image: extract its layers and give the directory", shown());
+        ensure!(!is_layout(path), "{}: a container image: extract its layers and give the directory", shown());
         let device = one_file_system.then_some(metadata.dev());
         return directory(path, device, [list_end, map_end], threads);
     }
