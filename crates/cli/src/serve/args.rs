@@ -15,16 +15,17 @@ use pagefold_base::Format;
 use pagefold_codec::{Codec, NAMES};
 use pagefold_control::check_name;
 use pagefold_serve::{Limits, Permissions};
-use pagefold_server::{Add, BaseFile, Certificates, Config, MemoryLimit, Observer, WhenFull, parse_group, parse_mode};
+use pagefold_server::{Add, BaseFile, Config, MemoryLimit, Observer, WhenFull, parse_group, parse_mode};
 use pagefold_storage::files_of;
 use tempfile::TempDir;
 
 use super::{
     descriptors,
     options::{
-        MetricsArg, TlsArg, VsockArg, WhenFullArg, parse_base, parse_disk, parse_limit, parse_metrics, parse_tcp,
+        MetricsArg, VsockArg, WhenFullArg, absolute, parse_base, parse_disk, parse_limit, parse_metrics, parse_tcp,
         parse_vsock,
     },
+    tls::TlsArgs,
 };
 use crate::{
     codec,
@@ -158,18 +159,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "[CID:]PORT", value_parser = parse_vsock)]
     pub(super) vsock: Vec<VsockArg>,
 
-    /// Use TLS with the certificates in DIR: server-cert.pem, server-key.pem, ca-cert.pem, and
-    /// ca-crl.pem if it exists. SIGHUP reads them again
-    #[arg(long, value_name = "DIR")]
-    pub(super) tls_certificates: Option<PathBuf>,
-
-    /// Accept only clients whose certificates ca-cert.pem has signed
-    #[arg(long, requires = "tls_certificates")]
-    pub(super) tls_verify_peer: bool,
-
-    /// Whether clients must use TLS
-    #[arg(long, value_enum, default_value_t = TlsArg::Require, value_name = "WHAT", requires = "tls_certificates")]
-    pub(super) tls: TlsArg,
+    #[command(flatten)]
+    pub(super) tls: TlsArgs,
 
     /// Put the control socket here instead of in DIR
     #[arg(long, value_name = "PATH")]
@@ -327,7 +318,7 @@ impl Args {
         };
         config.clients = self.limits();
         config.files = self.own_files();
-        config.has_certificates = self.tls_certificates.is_some();
+        config.has_certificates = self.tls.is_on();
         config.open = Arc::new(move |name| {
             let storage = storage::open(name, &remote)?;
             if files_of(storage.identity()).into_iter().any(|file| log.is_written_to(file)) {
@@ -346,9 +337,7 @@ impl Args {
     /// Returns the paths of the server's log, its pid file, its configuration and its certificates.
     fn own_files(&self) -> Vec<String> {
         let files = [&self.log_file, &self.pid_file, &self.config].into_iter().flatten().cloned();
-        let directory = self.tls_certificates.iter();
-        let certificates = directory.flat_map(|directory| Certificates::FILES.map(|name| directory.join(name)));
-        files.chain(certificates).map(|path| absolute(&path).to_string_lossy().into_owned()).collect()
+        files.chain(self.tls.files()).map(|path| absolute(&path).to_string_lossy().into_owned()).collect()
     }
 
     /// Returns the permissions of the Unix sockets for NBD.
@@ -392,17 +381,6 @@ impl Args {
         Ok(())
     }
 
-    /// Reads the certificates.
-    pub(super) fn certificates(&self, log: Log) -> anyhow::Result<Option<Arc<Certificates>>> {
-        let Some(directory) = &self.tls_certificates else { return Ok(None) };
-        // The path must stay valid after the process has changed its directory.
-        let certificates = Certificates::read(absolute(directory), self.tls_verify_peer)?;
-        if let Some(key) = certificates.readable_key() {
-            log.warn(&format!("every user of this machine can read {0}: chmod 600 {0}", key.display()));
-        }
-        Ok(Some(Arc::new(certificates)))
-    }
-
     /// Returns the directory to listen in, and a guard if it is temporary.
     pub(super) fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
         if self.run.is_some() && self.dir.is_none() {
@@ -420,8 +398,4 @@ fn private_folder() -> io::Result<TempDir> {
     // The umask may have taken the user's own permissions away.
     fs::set_permissions(folder.path(), own)?;
     Ok(folder)
-}
-
-pub(super) fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -9,6 +9,7 @@ mod options;
 mod place;
 mod starting;
 mod swap;
+mod tls;
 
 use std::{
     path::Path,
@@ -26,10 +27,10 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 pub(crate) use self::args::Args;
 use self::{
-    args::absolute,
     child::Running,
     config::AtStart,
     huge_pages::set_huge_pages,
+    options::absolute,
     place::Place,
     starting::{new_server, serve_files},
 };
@@ -87,7 +88,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
              FDSTORE; FileDescriptorStoreMax= in a unit of systemd)"
         )));
     }
-    let certificates = args.certificates(log)?;
+    let certificates = args.tls.certificates(log)?;
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
     let mut passed = Passed::take()?;
     let stored = passed.as_mut().map(Passed::take_stored).unwrap_or_default();

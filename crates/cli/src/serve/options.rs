@@ -147,13 +147,9 @@ pub(crate) fn parse_vsock(text: &str) -> Result<VsockArg, String> {
     Ok(VsockArg { cid, port })
 }
 
-/// The value of `--tls`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub(crate) enum TlsArg {
-    /// Clients may use TLS
-    On,
-    /// Clients on TCP and vsock must use TLS; those of Unix sockets may
-    Require,
+/// Returns a path that stays valid when the process changes its directory.
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// The value of `--when-full`.

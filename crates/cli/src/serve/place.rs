@@ -13,12 +13,13 @@ use std::{
 use anyhow::{Context, anyhow};
 use pagefold_control::{Client, ClientError};
 use pagefold_serve::Passed;
-use pagefold_server::{Belongings, Certificates, Config, ServiceManager, Sockets, TakeOverError, Taken};
+use pagefold_server::{Belongings, Config, ServiceManager, Sockets, TakeOverError, Taken};
 use tempfile::TempDir;
 
 use super::{
     args::Args,
-    options::{MetricsArg, TlsArg, VsockArg},
+    options::{MetricsArg, VsockArg},
+    tls::Certificates,
 };
 use crate::{
     peer::unanswered,
@@ -60,11 +61,7 @@ struct OfTaken {
 
 /// Adds what belongs to the process and is not handed over: certificates and sockets for metrics.
 fn of_the_process(sockets: Sockets, args: &Args, certificates: Option<Arc<Certificates>>) -> Sockets {
-    let sockets = match (certificates, args.tls) {
-        (None, _) => sockets,
-        (Some(certificates), TlsArg::Require) => sockets.tls(certificates),
-        (Some(certificates), TlsArg::On) => sockets.tls_optional(certificates),
-    };
+    let sockets = args.tls.on(sockets, certificates);
     args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
         MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
         MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),

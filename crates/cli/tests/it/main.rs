@@ -61,6 +61,7 @@ mod stored_below;
 mod swap;
 mod systemd;
 mod take_over;
+#[cfg(feature = "tls")]
 mod tls;
 mod top;
 mod user;

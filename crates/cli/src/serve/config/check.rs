@@ -23,7 +23,7 @@ use crate::{
 /// Opens everything that the server would open except its sockets, and prints it.
 pub(in super::super) fn check(args: &Args, at_start: &AtStart) -> anyhow::Result<()> {
     let log = Log::new(Level::Warn);
-    args.certificates(log)?;
+    args.tls.certificates(log)?;
     let at_start = at_start.without_sockets();
     let files = args.files()?;
     let server = new_server(args, &at_start, args.config(log, args.remote.clone()))?;
