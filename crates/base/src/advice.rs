@@ -28,7 +28,10 @@ pub(crate) fn created(template: &str, path: &Path) -> Option<String> {
 /// Returns a name with this end that no file has, like that of the file at `path` if possible.
 /// Without an end, it is the name of a compressed file's content.
 fn new_name(path: &Path, end: &str) -> String {
-    let stem = path.with_extension("");
+    let mut stem = path.with_extension("");
+    if !end.is_empty() && stem.extension().is_some_and(|inner| inner.eq_ignore_ascii_case("tar")) {
+        stem.set_extension("");
+    }
     let extension = path.extension().unwrap_or_default().as_encoded_bytes();
     // For example, `.tgz`.
     let inner = if end.is_empty() && matches!(extension, [b't' | b'T', ..]) { ".tar" } else { "" };

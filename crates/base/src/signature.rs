@@ -3,7 +3,7 @@
 //! A raw disk has no magic number, and its guest chooses its first and last bytes. The content of a
 //! file is therefore believed only if its name does not contradict it.
 
-use std::{ffi::OsStr, io, path::Path};
+use std::{ffi::OsStr, fs, io, path::Path};
 
 use pagefold_storage::{Location, ReadAt};
 
@@ -99,6 +99,8 @@ const DECOMPRESS: &str = "decompress it first";
 const REPACK: &str = "'bsdtar -cf - @FILE | pagefold pack - -o STEM.erofs' packs its members";
 const EXTRACT_UBI: &str = "'ubireader_extract_files -o DIRECTORY FILE' extracts it";
 const LIST_UBOOT: &str = "'dumpimage -l FILE' lists its parts";
+/// The identifier of BitLocker on removable drives, whose other bytes are those of FAT.
+const BITLOCKER_TO_GO: [u8; 16] = *b"\x3b\xd6\x67\x49\x29\x2e\xd8\x4a\x83\x99\xf6\xa3\x39\xe3\xd0\x01";
 const PACK: &str = "'pagefold pack FILE -o STEM.erofs' makes an EROFS image of it";
 /// An archive with the name of a disk is packed if it has no name.
 const PACK_UNNAMED: &str = "'pagefold pack - -o STEM.erofs < FILE' makes an EROFS image of it";
@@ -138,6 +140,9 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a LUKS volume, which is encrypted", kind: Kind::Foreign, extensions: &["luks"],
         marks: &[At(0, b"LUKS\xba\xbe\0\x01"), At(0, b"LUKS\xba\xbe\0\x02")],
         advice: "'cryptsetup open FILE NAME' decrypts it as /dev/mapper/NAME" },
+    Signature { name: "a BitLocker volume, which is encrypted", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(3, b"-FVE-FS-"), At(424, &BITLOCKER_TO_GO)],
+        advice: "'cryptsetup open --type bitlk FILE NAME' decrypts it as /dev/mapper/NAME" },
     Signature { name: "a Proxmox backup (VMA)", kind: Kind::Foreign, extensions: &["vma"],
         marks: &[At(0, b"VMA\0")], advice: "'vma extract FILE DIRECTORY' extracts its disks" },
     Signature { name: "a Windows image (WIM)", kind: Kind::Foreign, extensions: &["wim", "esd"],
@@ -151,6 +156,8 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a forensic image (EWF)", kind: Kind::Foreign, extensions: &["e01", "ex01"],
         marks: &[At(0, b"EVF\t\r\n\xff\0"), At(0, b"EVF2\r\n\x81\0")],
         advice: "'ewfmount FILE DIRECTORY' shows its disk as DIRECTORY/ewf1" },
+    Signature { name: "a forensic image (AFF)", kind: Kind::Foreign, extensions: &["aff"],
+        marks: &[At(0, b"AFF10\r\n\0")], advice: "'affconvert -r FILE' makes a raw disk of it" },
     Signature { name: "a btrfs send stream", kind: Kind::Foreign, extensions: &[],
         marks: &[At(0, b"btrfs-stream\0")], advice: "'btrfs receive -f FILE DIRECTORY' makes a subvolume of it" },
     Signature { name: "a ZFS send stream", kind: Kind::Foreign, extensions: &[],
@@ -169,6 +176,11 @@ static SIGNATURES: &[Signature] = &[
         marks: &[Whole(behind::is_nrg)], advice: "'nrg2iso FILE STEM.iso' makes an ISO image of it" },
     Signature { name: "a compressed disc image (CSO)", kind: Kind::Foreign, extensions: &["cso", "zso"],
         marks: &[Front(headers::is_cso)], advice: "'maxcso --decompress FILE -o STEM.iso' makes an ISO image of it" },
+
+    Signature { name: "a compressed disk (cloop)", kind: Kind::Foreign, extensions: &["cloop"],
+        marks: &[At(0, b"#!/bin/sh\n#V2.0 Format\n"), At(0, b"#!/bin/sh\n#V3.0 Format\n"),
+            At(0, b"#!/bin/sh\n#V4.0 Format\n")],
+        advice: "'extract_compressed_fs FILE > STEM.iso' decompresses it" },
 
     // Firmware.
     Signature { name: "a UBI image", kind: Kind::Foreign, extensions: &["ubi"],
@@ -236,6 +248,10 @@ static SIGNATURES: &[Signature] = &[
         advice: DECOMPRESS },
     Signature { name: "data compressed by GRZip", kind: Kind::Foreign, extensions: &["grz"],
         marks: &[At(0, b"GRZipII\0")], advice: DECOMPRESS },
+    Signature { name: "data compressed by bzip3", kind: Kind::Foreign, extensions: &["bz3", "tbz3"],
+        marks: &[At(0, b"BZ3v1\0\0")], advice: "'bzip3 -dc FILE > STEM' decompresses it" },
+    Signature { name: "data in blocks of xz (pbzx)", kind: Kind::Foreign, extensions: &["pbzx"],
+        marks: &[At(0, b"pbzx\0\0\0\0")], advice: DECOMPRESS },
     Signature { name: "zlib data", kind: Kind::Foreign, extensions: &["zz"],
         marks: &[Front(headers::is_zlib)], advice: "'pigz -dc < FILE > STEM' decompresses it" },
     Signature { name: "Brotli data", kind: Kind::Foreign, extensions: &["br"],
@@ -369,8 +385,15 @@ impl Signature {
 
     /// Returns advice with the command that makes the content of the file at `path` accessible.
     pub fn advice(&self, path: &Path) -> String {
-        let advice = if self.kind == Kind::Tar && is_named_raw(path) { PACK_UNNAMED } else { self.advice };
+        let advice = if self.kind == Kind::Tar { self.packing(path) } else { self.advice };
         advice::filled(advice, path)
+    }
+
+    /// Returns the command that packs the content of the file at `path`, as a template. Under a name
+    /// of another format, `pack` refuses the file, but not its bytes.
+    fn packing(&self, path: &Path) -> &'static str {
+        let is_contradicted = is_named_raw(path) || Self::of_name(path).is_some_and(|named| named != self);
+        if is_contradicted { PACK_UNNAMED } else { PACK }
     }
 
     /// Returns the name of the file that the advised command creates, if it creates one.
@@ -387,14 +410,18 @@ impl Signature {
             return format!("{}; --format {raw} takes its bytes as they are", self.described(path));
         }
         let name = self.name;
+        if fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
+            return format!("its name is that of {name}, but it is empty; --format {raw} takes it as it is");
+        }
         format!("its name is that of {name}, but its content is not: --format {raw} takes its bytes as they are")
     }
 
     /// Returns a description of the file at `path`, and the command that makes its content
-    /// accessible.
+    /// accessible: if `pack` reads it, that one.
     pub fn described(&self, path: &Path) -> String {
-        match self.advice {
-            "" => self.name.to_owned(),
+        match self.kind {
+            Kind::Compressed(_) => format!("{}: {}", self.name, advice::filled(self.packing(path), path)),
+            _ if self.advice.is_empty() => self.name.to_owned(),
             _ => format!("{}: {}", self.name, self.advice(path)),
         }
     }
@@ -624,8 +651,19 @@ mod tests {
         }
         // A name that is a disk's would be refused.
         let tar = Signature::of_name("a.tar".as_ref()).expect("a name");
+        let packed = |source: &str| format!("'pagefold pack {source}' makes an EROFS image of it");
         for (path, source) in [("a.tar", "a.tar -o a.erofs"), ("d/a.img", "- -o d/a.erofs < d/a.img")] {
-            assert_eq!(tar.advice(path.as_ref()), format!("'pagefold pack {source}' makes an EROFS image of it"));
+            assert_eq!(tar.advice(path.as_ref()), packed(source));
+        }
+        let gzip = Signature::of_name("a.gz".as_ref()).expect("a name");
+        for (path, source) in [
+            ("a.img.gz", "a.img.gz -o a.img.erofs"),
+            ("a.tar.gz", "a.tar.gz -o a.erofs"),
+            ("a.tgz", "a.tgz -o a.erofs"),
+            ("a.img", "- -o a.erofs < a.img"),
+            ("a.apk", "- -o a.erofs < a.apk"),
+        ] {
+            assert_eq!(gzip.described(path.as_ref()), format!("gzip data: {}", packed(source)));
         }
         assert_eq!(Signature::of_name("a.tar.Z".as_ref()).map(Signature::name), Some("data compressed by compress"));
         for name in ["a", "a.z", "a.img", "a.iso", ".gz", "gz"] {

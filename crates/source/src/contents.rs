@@ -70,7 +70,9 @@ pub fn expect_raw(path: &Path, file: &File) -> Result<()> {
         Some(found) if found.kind() == Kind::Tar => {
             refuse!("{} is an archive: extract it and give the directory", path.display())
         }
-        Some(found) if found.kind() != Kind::Disk => refuse!("{} is {}", path.display(), found.described(path)),
+        Some(found) if found.kind() != Kind::Disk => {
+            refuse!("{} is {}: {}", path.display(), found.name(), found.advice(path))
+        }
         _ => Ok(()),
     }
 }

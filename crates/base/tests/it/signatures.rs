@@ -33,6 +33,8 @@ const STARTS: &[&str] = &[
     "070707",
     "-rom1fs-",
     "7kSt",
+    "AFF10",
+    "BZ3v1",
     "Bochs Virtual HD Image",
     "CISO",
     "COWD",
@@ -57,6 +59,7 @@ const STARTS: &[&str] = &[
     "conectix",
     "hsqs",
     "partclone-image",
+    "pbzx",
     "sqsh",
     "vhdxfile",
     "x^",
@@ -116,6 +119,10 @@ fn headers_are_recognized() {
         bytes[12..16].copy_from_slice(&sum.to_be_bytes());
         bytes
     };
+    let bitlocker_to_go = laid_out(
+        512,
+        &[(0, b"\xeb\x58\x90MSWIN4.1"), (424, b";\xd6gI).\xd8J\x83\x99\xf6\xa3\x39\xe3\xd0\x01"), (510, b"\x55\xaa")],
+    );
     let arj = {
         let header = laid_out(43, &[(0, &[30, 11, 1]), (6, &[2]), (30, b"a.arj")]);
         let len = u16::try_from(header.len()).expect("short").to_le_bytes();
@@ -163,6 +170,12 @@ fn headers_are_recognized() {
         (b"xar!\0\x1c\0\x01\0\0\0\0\0\0\0\0".to_vec(), "a xar archive"),
         (b"WARC/1.1\r\nContent-Length: 0\r\nWARC-Type: warcinfo\r\n".to_vec(), "a web archive (WARC)"),
         (b"LRZI\0\x06".to_vec(), "data compressed by lrzip"),
+        (b"BZ3v1\0\0\x10\0".to_vec(), "data compressed by bzip3"),
+        (b"pbzx\0\0\0\0\x01\0\0\0".to_vec(), "data in blocks of xz (pbzx)"),
+        (b"AFF10\r\n\0AFF\0".to_vec(), "a forensic image (AFF)"),
+        (b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0".to_vec(), "a compressed disk (cloop)"),
+        (b"\xeb\x58\x90-FVE-FS-\0\x02".to_vec(), "a BitLocker volume, which is encrypted"),
+        (bitlocker_to_go, "a BitLocker volume, which is encrypted"),
         (b"KDMV\x03\0\0\0".to_vec(), "a VMDK disk"),
         (b"COWD\x01\0\0\0".to_vec(), "a VMDK disk"),
         (b"# Disk DescriptorFile\r\n\r\n# by hand\r\nversion=1\r\n".to_vec(), "a VMDK disk"),

@@ -145,7 +145,7 @@ fn files_that_are_not_images_are_named() {
         (0, &b"hsqs\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\0"[..], "squashfs"),
         (1080, b"\x53\xef", "ext4"),
         (257, b"ustar", "pagefold pack"),
-        (0, b"\x1f\x8b\x08", "gzip -dc"),
+        (0, b"\x1f\x8b\x08", "gzip data: 'pagefold pack "),
         (0, b"KDMV\x01\0\0\0", "qemu-img convert -O raw"),
         (0, b"\x3a\xff\x26\xed", "simg2img"),
         (0, b"PK\x03\x04", "zip"),

@@ -372,7 +372,7 @@ fn unreadable_formats_are_refused_with_a_helpful_command() {
         let words = ["'gzip -dc ", "its content is a qcow2 image: 'qemu-img convert"];
         assert!(words.iter().all(|word| said.contains(word)) && !said.contains("--format"), "{said}");
         let said = folder.refused(&["--format", "qcow2", &path]);
-        assert!(said.contains("not a qcow2 image, but gzip data: 'gzip -dc "), "{said}");
+        assert!(said.contains("not a qcow2 image, but gzip data: 'pagefold pack "), "{said}");
     }
     let text = folder.write("text.qcow2", &[b'x'; 200]);
     assert!(folder.refused(&["--format", "qcow2", &text]).contains("text.qcow2: not a qcow2 image"));
