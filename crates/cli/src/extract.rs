@@ -138,7 +138,7 @@ impl Args {
         let mut parts = Vec::new();
         let missing = count(false) + report.more_problems;
         if missing > 0 {
-            parts.push(format!("failed to extract {}", counted(missing, "file")));
+            parts.push(format!("failed to extract {}", lacking(missing, directories(report))));
         }
         let incomplete = count(true);
         if incomplete > 0 {
@@ -157,7 +157,7 @@ impl Args {
         if let Some(limit) = self.max_size.filter(|_| has(|error| matches!(error, Error::TooMuch { .. }))) {
             parts.push(format!("--max-size {} was reached: raise it or leave it out", size::written(limit)));
         }
-        if !self.keep && !self.overwrite && has(|error| matches!(error, Error::Exists)) {
+        if !self.keep && !self.overwrite && has(|error| matches!(error, Error::Exists | Error::DirectoryExists)) {
             parts.push("--keep leaves existing files as they are, --overwrite replaces them".to_owned());
         } else if let Some((count, _)) = &report.different {
             let them = if *count == 1 { "it" } else { "them" };
@@ -165,6 +165,24 @@ impl Args {
         }
         bail!("{}", parts.join("; "))
     }
+}
+
+/// Returns the number of directories that were not extracted, with what is in them.
+fn directories(report: &ExtractReport) -> u64 {
+    let is_of_directory = |error: &Error| matches!(error, Error::DirectoryExists | Error::KeptInPlace);
+    report.problems.iter().filter(|problem| is_of_directory(&problem.error)).map(|problem| problem.count).sum()
+}
+
+/// Describes what is missing: `all` files and directories, of which so many are `directories`.
+fn lacking(all: u64, directories: u64) -> String {
+    let files = all.saturating_sub(directories);
+    let below = match directories {
+        0 => None,
+        1 => Some("1 directory with all that is in it".to_owned()),
+        _ => Some(format!("{directories} directories with all that is in them")),
+    };
+    let files = (files > 0).then(|| counted(files, "file"));
+    files.into_iter().chain(below).collect::<Vec<_>>().join(" and ")
 }
 
 fn counted(count: u64, what: &str) -> String {

@@ -134,6 +134,9 @@ impl ImageArgs {
     }
 }
 
+/// The place of an image's magic number.
+const SUPERBLOCK_AT: u64 = 1024;
+
 /// Checks that there is an image at `offset` of the storage of this name.
 ///
 /// # Errors
@@ -151,7 +154,8 @@ pub(crate) fn check(path: &Path, storage: &dyn Storage, offset: u64) -> anyhow::
     let found = Signature::of(storage, offset).with_context(shown)?;
     let what = match found {
         Some(found) => format!("it is {}", found.described(path)),
-        None => format!("no EROFS magic number at byte {}", offset.saturating_add(1024)),
+        None if len - offset < SUPERBLOCK_AT + 4 => format!("it ends at byte {len}, before an image's magic number"),
+        None => format!("no EROFS magic number at byte {}", offset.saturating_add(SUPERBLOCK_AT)),
     };
     let joint = if found.is_some() { ';' } else { ':' };
     // Other files are not searched: their content is not a disk's.

@@ -57,6 +57,9 @@ pub enum Error {
     /// A file with this name exists in the target of an extraction.
     #[error("exists already")]
     Exists,
+    /// A file with the name of a directory exists in the target of an extraction.
+    #[error("exists already, so nothing in the directory was extracted")]
+    DirectoryExists,
     /// A link or a file with the name of a directory exists in the target of an extraction, and was
     /// kept.
     #[error("a link or a file with this name was kept, so nothing in the directory was extracted")]

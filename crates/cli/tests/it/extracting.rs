@@ -97,6 +97,33 @@ fn a_filled_target_is_refused_in_a_line_kept_or_replaced() {
     assert_eq!(fs::read_dir(place.at("few")).expect("a folder").count(), 100);
 }
 
+#[test]
+fn a_directory_that_exists_is_left_out_with_its_files() {
+    let place = Place::new();
+    let mut tree = Tree::new(directory());
+    for name in [&b"a"[..], b"b"] {
+        let below = tree.add(tree.root(), name, directory()).expect("a name");
+        tree.add(below, b"one", file("of the image")).expect("a name");
+    }
+    tree.add(tree.root(), b"c", file("of the image")).expect("a name");
+    place.build(&tree);
+    let way = "--keep leaves existing files as they are, --overwrite replaces them";
+    for (existing, lacking) in [
+        (&["a"][..], "1 directory with all that is in it"),
+        (&["a", "b"], "2 directories with all that is in them"),
+        (&["a", "b", "c"], "1 file and 2 directories with all that is in them"),
+    ] {
+        let target = format!("out-{}", existing.len());
+        for name in existing {
+            fs::create_dir_all(place.at(&format!("{target}/{name}"))).expect("a folder");
+        }
+        let (code, message) = place.extract(&target, &[]);
+        let first = format!("{target}/a: exists already, so nothing in the directory was extracted");
+        assert!(code == Some(1) && message.contains(&first), "{message}");
+        assert!(message.ends_with(&format!("failed to extract {lacking}; {way}\n")), "{message}");
+    }
+}
+
 /// Neither option enters a link to a directory.
 #[test]
 fn a_link_in_the_place_of_a_directory_is_kept_or_replaced() {
@@ -338,13 +365,20 @@ fn a_truncated_image_says_where_it_ends() {
     place.build(&tree);
     let len = fs::metadata(place.at("image")).expect("an image").len();
     let shorter = File::options().write(true).open(place.at("image")).expect("the image");
-    shorter.set_len(len - 5000).expect("a shorter image");
-    let what = format!("the image ends before byte {len}; it has {} bytes", len - 5000);
-    for command in [&["ls", "-l"][..], &["check"], &["info"], &["extract", "-C", "unused"]] {
-        let mut pagefold = pagefold();
-        pagefold.args(command).arg(place.at("image")).current_dir(place.0.path());
-        let (_, message) = said(&mut pagefold);
-        assert_eq!(message.matches(&what).count(), 1, "{command:?}: {message}");
+    for (kept, what) in [
+        (len - 5000, format!("the image ends before byte {len}; it has {} bytes", len - 5000)),
+        (1200, "the image ends at byte 1200".to_owned()),
+        (1100, "the image ends at byte 1100".to_owned()),
+        (600, "it ends at byte 600".to_owned()),
+        (0, "it ends at byte 0".to_owned()),
+    ] {
+        shorter.set_len(kept).expect("a shorter image");
+        for command in [&["ls", "-l"][..], &["check"], &["info"], &["extract", "-C", "unused"]] {
+            let mut pagefold = pagefold();
+            pagefold.args(command).arg(place.at("image")).current_dir(place.0.path());
+            let (_, message) = said(&mut pagefold);
+            assert_eq!(message.matches(&what).count(), 1, "{command:?}: {message}");
+        }
     }
 }
 

@@ -236,11 +236,11 @@ impl Extraction<'_> {
         let parent = self.places.go(paths, parent)?;
         let make = || match rustix::fs::mkdirat(parent, OsStr::from_bytes(name), mode.unwrap_or(Mode::RWXU)) {
             Ok(()) => Ok(Entered::New { has_mode: mode.is_some() }),
-            Err(Errno::EXIST) => Err(Error::Exists),
+            Err(Errno::EXIST) => Err(Error::DirectoryExists),
             Err(error) => Err(Error::io("making a directory, so nothing in it was extracted")(error.into())),
         };
         match make() {
-            Err(Error::Exists) if target.options.existing != Existing::Refuse => {}
+            Err(Error::DirectoryExists) if target.options.existing != Existing::Refuse => {}
             made => return made,
         }
         match open_in(parent, name) {

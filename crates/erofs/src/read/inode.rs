@@ -89,10 +89,10 @@ impl Image {
 
 impl Inode {
     pub(crate) fn read(image: &Image, nid: u64) -> Result<Self> {
-        let offset = match image.superblock().inode_offset(nid) {
-            Some(offset) if offset < image.end_around(offset) => offset,
-            _ => return Error::corrupt("inode lies outside the image", image.superblock().meta_offset),
+        let Some(offset) = image.superblock().inode_offset(nid) else {
+            return Error::corrupt("an inode's number is too large", image.superblock().meta_offset);
         };
+        image.check_range(1, offset)?;
         // One read covers both sizes. A compact inode may be at the very end of the image.
         let mut bytes = [0; InodeExtended::SIZE];
         let there = (image.end_around(offset) - offset).min(InodeExtended::SIZE as u64) as usize;
