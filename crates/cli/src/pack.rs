@@ -160,12 +160,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Error::Io { source, .. }
                 if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
         );
-        let may_be_skipped = matches!(&error, Error::Source { path, .. } if args.source.may_skip(path, &args.sources));
         let error = anyhow::Error::new(error);
-        match (is_full, may_be_skipped) {
-            (true, _) => error.context(destination.place()),
-            (_, true) => anyhow::anyhow!("{error}; --skip-unreadable packs the other files"),
-            _ => error,
+        match is_full {
+            true => error.context(destination.place()),
+            false => args.source.with_way_on(error, &args.sources),
         }
     })?;
     drop(line);

@@ -187,7 +187,9 @@ impl Client {
             0 => self.stream.read_exact(buf).map(|()| None).map_err(closed),
             errno => {
                 let error = io::Error::from_raw_os_error(errno.cast_signed());
-                Ok(Some(io::Error::new(error.kind(), format!("byte {offset}: server error: {error}"))))
+                let len = buf.len();
+                let what = format!("the server cannot read the {len} bytes from byte {offset}: {error}; see its log");
+                Ok(Some(io::Error::new(error.kind(), what)))
             }
         }
     }

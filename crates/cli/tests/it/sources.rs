@@ -215,6 +215,7 @@ fn unreadable_files_are_left_out_on_request() {
     };
     let message = run_to_fail(&mut pack(&[]));
     assert!(message.contains("Permission denied") && message.contains(&at("tree/")), "{message}");
+    assert!(message.ends_with("; --skip-unreadable packs the other files\n"), "{message}");
     assert!(!fs::exists(at("theirs/image")).expect("a folder"));
     let (_, said) = done(&mut pack(&["--skip-unreadable"]));
     // Two names of the file, the directory, and thirty more.
