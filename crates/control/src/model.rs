@@ -82,6 +82,7 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         devices: Vec::new(),
         identity: None,
         from: None,
+        from_id: None,
         age_seconds: 0,
         changed_bytes: 0,
         own_bytes: 0,

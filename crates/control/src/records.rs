@@ -61,6 +61,10 @@ pub struct DiskRecord {
     /// Name of the disk that it was forked from, at the time of the fork.
     #[serde(default)]
     pub from: Option<String>,
+    /// The `id` of that disk, which it keeps if it gets another name; `None` from a server that does not
+    /// say.
+    #[serde(default)]
+    pub from_id: Option<String>,
     /// Seconds since it was created.
     #[serde(default)]
     pub age_seconds: u64,

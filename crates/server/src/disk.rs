@@ -20,7 +20,7 @@ use crate::{
 pub(crate) const RECORD_BYTES: u64 = 432;
 
 /// Additional bytes for a fork's origin, without the origin's name.
-const ORIGIN_BYTES: u64 = 96;
+const ORIGIN_BYTES: u64 = 112;
 
 /// Returns the memory of a server's lists for a fork of `from`, apart from the fork's table.
 pub fn fork_record_bytes(name: &str, from: &str) -> u64 {
@@ -46,6 +46,8 @@ pub(crate) struct Disk {
 pub(crate) struct Origin {
     /// Name of the forked disk at the time of the fork.
     pub(crate) name: String,
+    /// The number of its export.
+    pub(crate) number: Option<u64>,
     /// The base below.
     pub(crate) base: Option<Arc<BaseDisk>>,
 }
@@ -71,6 +73,8 @@ pub(crate) struct FoundDisk {
     /// What identifies both, as they were opened.
     pub(crate) identity: Option<String>,
     pub(crate) from: Option<String>,
+    /// The number of that disk's export.
+    pub(crate) from_number: Option<u64>,
     pub(crate) age: Duration,
     /// Bytes of the disk's own pages; the next field is the memory that they use.
     pub(crate) changed_bytes: u64,
@@ -158,6 +162,7 @@ impl Disk {
             devices: self.base().map_or_else(Vec::new, |base| base.devices()),
             identity: self.base().and_then(|base| base.identity()).map(str::to_owned),
             from: self.origin.as_ref().map(|origin| origin.name.clone()),
+            from_number: self.origin.as_ref().and_then(|origin| origin.number),
             age: self.made.elapsed(),
             changed_bytes: stats.orig_data_size,
             own_bytes: stats.spent_bytes,

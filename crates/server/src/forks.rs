@@ -22,8 +22,7 @@ impl Table {
     /// Creates disks that all have the content of another at one instant.
     pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<FoundDisk>, Failure> {
         let Fork { from, names, limit_bytes, read_only, socket, quota } = fork;
-        let source = self.lock().get(from)?.clone();
-        let origin = Arc::new(Origin { name: from.clone(), base: source.base().cloned() });
+        let (source, origin) = self.origin(from)?;
         let backings = source.backing.forks(names.len(), *limit_bytes)?;
         let record_bytes = RECORD_BYTES + Origin::record_bytes(from) + socket::asked_bytes(socket.as_ref());
         let records = names.iter().map(|name| Counted::record(&self.pool, name, record_bytes));
@@ -53,11 +52,22 @@ impl Table {
             .collect()
     }
 
+    /// Returns a disk, and the origin of its forks.
+    fn origin(&self, name: &str) -> Result<(Disk, Arc<Origin>), Failure> {
+        // With the lock, the disk keeps its name.
+        let entries = self.lock();
+        let disk = entries.get(name)?.clone();
+        let number = self.exports.get_numbered(name).map(|(number, _)| number);
+        drop(entries);
+        let origin = Origin { name: name.to_owned(), number, base: disk.base().cloned() };
+        Ok((disk, Arc::new(origin)))
+    }
+
     /// Keeps the content of a disk at one instant under a separate name.
     pub(crate) fn snapshot(&self, name: &str, snapshot: &str) -> Result<FoundDisk, Failure> {
         let snapshot = snapshot_name(name, snapshot);
         let record = Counted::record(&self.pool, &snapshot, RECORD_BYTES + Origin::record_bytes(name))?;
-        let source = self.lock().get(name)?.clone();
+        let (source, origin) = self.origin(name)?;
         // Taking the snapshot may wait for a resize, so no lock is held.
         let kept = source.backing.snapshot(name)?;
 
@@ -66,7 +76,6 @@ impl Table {
             return Err(Failure::no_such_disk(name));
         }
         entries.check_free(&snapshot)?;
-        let origin = Arc::new(Origin { name: name.to_owned(), base: source.base().cloned() });
         let disk = Disk { origin: Some(origin), ..Disk::read_only(kept, record) };
         self.insert(&mut entries, &snapshot, disk, None, DiskQuota::default())
     }

@@ -304,6 +304,7 @@ impl Server {
             devices: found.devices,
             identity: found.identity,
             from: found.from,
+            from_id: found.from_number.map(|number| self.0.disks.table().id_of(number)),
             age_seconds: found.age.as_secs(),
             changed_bytes: found.changed_bytes,
             own_bytes: found.own_bytes,

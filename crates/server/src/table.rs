@@ -128,6 +128,11 @@ impl Table {
         self.id
     }
 
+    /// Returns the identity of the disk whose export has this number.
+    pub(crate) fn id_of(&self, number: u64) -> String {
+        format!("{:016x}-{number}", self.id)
+    }
+
     /// Removes a disk from the lists. Also returns its export as it was.
     pub(crate) fn take(&self, entries: &mut Entries, name: &str) -> Result<(Disk, Exported), Failure> {
         entries.get(name)?;
@@ -167,7 +172,7 @@ impl Table {
         let Some((number, export)) = self.exports.get_numbered(name) else { return Exported::default() };
         let Quota { connections, bytes_per_second } = export.quota();
         Exported {
-            id: format!("{:016x}-{number}", self.id),
+            id: self.id_of(number),
             clients: export.connections() as u64,
             quota: DiskQuota { connections: connections.map(|most| most as u64), bytes_per_second },
         }

@@ -5,7 +5,10 @@ use std::io::Write;
 use anyhow::ensure;
 use pagefold_control::{Command, DiskKind, DiskRecord, Failure, Listing, split_snapshot_name};
 
-use super::table::{self, Column, USUAL, age};
+use super::{
+    table::{self, Column, USUAL, age},
+    tree,
+};
 use crate::{
     output::output,
     peer::Peer,
@@ -53,6 +56,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { names, columns, sort, peer, json } = args;
     let mut listing: Listing = peer.connect()?.call(&Command::List {})?;
+    if !json {
+        tree::name_origins(&mut listing.disks);
+    }
     if !names.is_empty() {
         for name in names {
             let known = || listing.disks.iter().map(|disk| disk.name.as_str());

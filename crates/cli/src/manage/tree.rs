@@ -10,18 +10,44 @@ pub(super) struct Branch<'a> {
     pub(super) lines: String,
 }
 
+/// Returns where a disk is, by its identity.
+fn numbers_by_id(disks: &[DiskRecord]) -> HashMap<&str, usize> {
+    let known = disks.iter().enumerate().filter(|(_, disk)| !disk.id.is_empty());
+    known.map(|(at, disk)| (disk.id.as_str(), at)).collect()
+}
+
+/// Gives each fork the name that its origin has now, or says that it is gone.
+pub(super) fn name_origins(disks: &mut [DiskRecord]) {
+    let ids = numbers_by_id(disks);
+    let now = |disk: &DiskRecord| {
+        let (id, from) = (disk.from_id.as_deref()?, disk.from.as_deref()?);
+        Some(ids.get(id).map_or_else(|| format!("{from} (dropped)"), |&at| disks[at].name.clone()))
+    };
+    let names: Vec<_> = disks.iter().map(now).collect();
+    for (disk, name) in disks.iter_mut().zip(names) {
+        disk.from = name.or(disk.from.take());
+    }
+}
+
 /// The number of levels that are drawn.
 const MOST_LEVELS: usize = 16;
 
 /// Returns every disk once, each before those that come from it, and otherwise in the given order.
 /// A disk whose origin is not among them is a root.
 pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
-    let numbers: HashMap<&str, usize> = disks.iter().enumerate().map(|(at, disk)| (disk.name.as_str(), at)).collect();
+    let names: HashMap<&str, usize> = disks.iter().enumerate().map(|(at, disk)| (disk.name.as_str(), at)).collect();
+    let ids = numbers_by_id(disks);
     let origin = |disk: &DiskRecord| {
+        let of_name = |name: &str| names.get(name).copied();
+        if let Some((own, _)) = split_snapshot_name(&disk.name) {
+            return of_name(own);
+        }
+        let from = match &disk.from_id {
+            Some(id) => ids.get(id.as_str()).copied(),
+            None => disk.from.as_deref().and_then(of_name),
+        };
         // A disk that was rolled back comes from its own snapshot; the snapshot stays below it.
-        let own = split_snapshot_name(&disk.name).map(|(of, _)| of);
-        let from = disk.from.as_deref().filter(|from| split_snapshot_name(from).is_none_or(|(of, _)| of != disk.name));
-        own.or(from).and_then(|name| numbers.get(name).copied())
+        from.filter(|&from| split_snapshot_name(&disks[from].name).is_none_or(|(of, _)| of != disk.name))
     };
     let mut below: Vec<Vec<usize>> = disks.iter().map(|_| Vec::new()).collect();
     let mut roots = Vec::new();
@@ -78,6 +104,7 @@ pub(super) mod tests {
             devices: Vec::new(),
             identity: None,
             from: from.map(str::to_owned),
+            from_id: None,
             age_seconds: 0,
             changed_bytes: 0,
             own_bytes: 0,
@@ -110,6 +137,29 @@ pub(super) mod tests {
         ];
         let expected = ["base", "├ job-1", "│ ├ job-1@a", "│ │ └ job-2", "│ └ job-1@b", "└ job-3", "other"];
         assert_eq!(drawn(&disks), expected);
+    }
+
+    /// Its origin has another name now, or is gone, and a younger disk has the old name.
+    #[test]
+    fn a_fork_is_below_no_other_disk_of_its_origins_name() {
+        let known = |name: &str, id: &str, from: Option<(&str, &str)>| DiskRecord {
+            id: id.to_owned(),
+            from_id: from.map(|(_, id)| id.to_owned()),
+            ..disk(name, from.map(|(name, _)| name))
+        };
+        let mut disks = [
+            known("x", "3", None),
+            known("xx", "1", None),
+            known("xx@s", "2", Some(("x", "1"))),
+            known("y", "4", Some(("x", "1"))),
+            known("z", "5", Some(("x", "0"))),
+            known("zz", "6", Some(("w", "7"))),
+        ];
+        name_origins(&mut disks);
+        let from: Vec<_> = disks.iter().map(|disk| disk.from.as_deref().unwrap_or("-")).collect();
+        assert_eq!(from, ["-", "-", "xx", "xx", "x (dropped)", "w (dropped)"]);
+        let drawn: Vec<_> = branches(&disks).iter().map(|at| format!("{}{}", at.lines, at.disk.name)).collect();
+        assert_eq!(drawn, ["x", "xx", "├ xx@s", "└ y", "z", "zz"]);
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn disks_come_and_go() {
     assert_eq!(control.done(&json!({"command": "list"})), json!({"disks": []}));
     let added = control.done(&json!({"id": 1, "command": "add", "name": "a", "size_bytes": 1 << 20}));
     let expected = json!({"name": "a", "id": added["id"], "size_bytes": 1 << 20, "limit_bytes": null, "read_only": false, "kind": "ram",
-        "path": null, "devices": [], "identity": null, "from": null, "age_seconds": added["age_seconds"], "changed_bytes": 0, "own_bytes": 0,
+        "path": null, "devices": [], "identity": null, "from": null, "from_id": null, "age_seconds": added["age_seconds"], "changed_bytes": 0, "own_bytes": 0,
         "snapshots": 0, "clients": 0, "max_connections": null, "bytes_per_second": null, "socket": null, "file": null,
         "device": null, "uris": [server.uri("a")]});
     assert_eq!(added, expected);

@@ -466,7 +466,7 @@ fn wrong_names_are_refused_and_nothing_is_made() {
     assert_eq!(listed("kind"), ["ram", "snapshot"]);
     assert_eq!(listed("snapshots"), [1, 0]);
     assert_eq!(listed("read_only"), [false, true]);
-    assert!(run(&mut server.ask(&["disks", "b"])).contains("'b@t'  1 MiB, read-only, forked from 'a', "));
+    assert!(run(&mut server.ask(&["disks", "b"])).contains("'b@t'  1 MiB, read-only, forked from 'b', "));
     control.done(&json!({"command": "drop", "name": "b@t"}));
     control.done(&json!({"command": "remove", "name": "b"}));
     assert_eq!(names(&mut control), ["base"]);

@@ -415,6 +415,7 @@ pub(super) fn record(server: &Server, listened: &Listened, pause: &Pause<'_>, fo
             },
             base: base.and_then(|base| found.bases.iter().position(|known| Arc::ptr_eq(known, base))),
             origin: disk.origin.as_ref().map(|origin| origin.name.clone()),
+            origin_number: disk.origin.as_ref().and_then(|origin| origin.number),
             age_ms: u64::try_from(disk.made.elapsed().as_millis()).unwrap_or(u64::MAX),
             limit_bytes: disk.limit_bytes,
             read_only: disk.read_only,

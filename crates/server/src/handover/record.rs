@@ -101,6 +101,8 @@ pub(crate) struct DiskState {
     pub(crate) base: Option<usize>,
     /// The name of the disk that a fork or a snapshot was made from.
     pub(crate) origin: Option<String>,
+    #[serde(default)]
+    pub(crate) origin_number: Option<u64>,
     pub(crate) age_ms: u64,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) read_only: bool,

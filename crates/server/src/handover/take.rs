@@ -630,7 +630,9 @@ fn add(
     check_name(plain).map_err(invalid)?;
     let table = server.0.disks.table();
     let base = base.filter(|_| disk.kind != DiskKind::Base);
-    let origin = disk.origin.as_ref().map(|name| Arc::new(DiskOrigin { name: name.clone(), base: base.cloned() }));
+    let number_of = disk.origin_number;
+    let origin = |name: &String| DiskOrigin { name: name.clone(), number: number_of, base: base.cloned() };
+    let origin = disk.origin.as_ref().map(origin).map(Arc::new);
     let path = socket
         .and_then(|socket| Some(DiskSocket { path: socket.path()?.to_str()?.to_owned(), mode: None, group: None }));
     let origin_bytes = origin.as_ref().map_or(0, |origin| DiskOrigin::record_bytes(&origin.name));
