@@ -151,6 +151,7 @@ struct Done {
 pub(super) fn look_at(input: &Input, most_bytes: u64, end: Deadline<'_>, threads: usize) -> anyhow::Result<Pages> {
     let pool = Pool::new(PoolConfig::default()).context("a pool of pages")?;
     let empty = pool.stats();
+    let stream_bytes = stream_bytes()?;
     let batches = Mutex::new(Batches::new(&input.strata, most_bytes));
     let work = Work { input, batches, pool: &pool, end, full: Mutex::default() };
     let done: Vec<(Done, RamDisk)> = thread::scope(|scope| {
@@ -197,10 +198,14 @@ pub(super) fn look_at(input: &Input, most_bytes: u64, end: Deadline<'_>, threads
     let same = count(&|counted| counted.same);
     let is_complete = data.is_exact() && sampled as f64 >= data.value;
     let memory_bytes = if is_complete && disk_is_whole {
-        Estimate::exact(kept.spent_bytes as f64)
+        Estimate::exact((kept.spent_bytes + empty.stream_bytes - kept.stream_bytes) as f64)
     } else {
         memory(&kept, &empty, compressed_bytes, stored)
     };
+    // As many streams as CPUs write to the pool, which depends on its clients. Zeros need none.
+    let least = if compressed_bytes.value > 0.0 { stream_bytes } else { 0.0 };
+    let most = if is_complete && least == 0.0 { 0.0 } else { stream_bytes * processors() };
+    let memory_bytes = memory_bytes + Estimate::unknown(1.0, Limits { least, most });
     let batches = all.counted.iter().filter(|counted| counted.is_whole);
     Ok(Pages {
         total,
@@ -245,8 +250,22 @@ fn of_stratum(
     Estimate::of_whole(size.value, &measured, limits)
 }
 
-/// Estimates a pool's memory for this many bytes of objects, from the figures of a pool with
-/// others.
+fn processors() -> f64 {
+    thread::available_parallelism().map_or(1, usize::from) as f64
+}
+
+/// Returns the memory of a compression stream.
+fn stream_bytes() -> anyhow::Result<f64> {
+    let pool = Pool::new(PoolConfig::default()).context("a pool of pages")?;
+    let empty = pool.stats();
+    let mut page = [0; PAGE_SIZE];
+    page[..8].copy_from_slice(b"one page");
+    write(&RamDisk::new(&pool, PAGE_SIZE as u64).context("a disk in the pool")?, 0, &page, 0)?;
+    Ok((pool.stats().stream_bytes - empty.stream_bytes) as f64)
+}
+
+/// Estimates a pool's memory without streams for this many bytes of objects, from the figures of a pool
+/// with others.
 fn memory(kept: &PoolStats, empty: &PoolStats, compressed_bytes: Estimate, stored: Estimate) -> Estimate {
     // Without an object or an entry, its overhead is only known to be within these limits.
     let per = |of_all: Estimate, bytes: u64, before: u64, of: u64, [least, most]: [f64; 2]| match of {
@@ -257,7 +276,7 @@ fn memory(kept: &PoolStats, empty: &PoolStats, compressed_bytes: Estimate, store
     let objects =
         per(compressed_bytes, kept.mem_used_total, empty.mem_used_total, kept.compr_data_size, OBJECT_OVERHEAD);
     let entries = per(stored, kept.table_bytes, empty.table_bytes, pages, ENTRY_BYTES);
-    let fixed = empty.mem_used_total + empty.table_bytes + kept.stream_bytes + kept.training_bytes;
+    let fixed = empty.mem_used_total + empty.table_bytes + empty.stream_bytes + kept.training_bytes;
     objects + entries + Estimate::exact(fixed as f64)
 }
 
