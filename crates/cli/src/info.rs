@@ -64,7 +64,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             writeln!(out, "nid            {}", inode.nid)?;
             writeln!(out, "layout         {:?}", inode.layout)?;
             for xattr in image.xattrs(inode)? {
-                writeln!(out, "xattr          {} ({} bytes)", show(&xattr.name), xattr.value.len())?;
+                let len = xattr.value.len();
+                let plural = if len == 1 { "" } else { "s" };
+                writeln!(out, "xattr          {} ({len} byte{plural})", show(&xattr.name))?;
             }
         }
     }

@@ -171,8 +171,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         args.verify(&tree, draft.file())?;
     }
     let is_file = matches!(destination, Destination::File(_));
+    let has_name = is_file || matches!(destination, Destination::Device(_));
     destination.take(draft)?;
-    if is_file {
+    if has_name {
         log::line(&format!(
             "{}: {} inodes, {} of files in {}",
             args.output.display(),
@@ -180,7 +181,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             size::show(report.file_bytes),
             size::show(report.image_bytes)
         ));
-        if is_single(&tree) && !is_named_erofs(&args.output) {
+        if is_file && is_single(&tree) && !is_named_erofs(&args.output) {
             log::line(&format!(
                 "{}: 'pagefold serve' takes it with --format erofs, or if its name ends in .erofs",
                 args.output.display()

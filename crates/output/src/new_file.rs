@@ -11,7 +11,10 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags, fchmod, fchown, fsetxattr, getxattr, renameat_with},
+    fs::{
+        CWD, Gid, IFlags, Mode, OFlags, RenameFlags, Uid, XattrFlags, fchmod, fchown, fsetxattr, getxattr,
+        ioctl_getflags, renameat_with,
+    },
     io::Errno,
 };
 use tempfile::TempPath;
@@ -22,6 +25,12 @@ use crate::{
     error::{During, ensure, refuse},
     inputs::FileId,
 };
+
+/// Returns whether the names in a directory only grow in number (`chattr +a`).
+fn is_append_only(directory: &Path) -> bool {
+    let flags = File::open(directory).map(ioctl_getflags);
+    matches!(flags, Ok(Ok(flags)) if flags.contains(IFlags::APPEND))
+}
 
 /// The number of symbolic links in a row above which they count as a loop, as in Linux.
 const MOST_LINKS: u32 = 40;
@@ -115,6 +124,11 @@ impl NewFile {
         }
         let replaced = Replaced::at(&new.path).ok().filter(|found| found.id == (&metadata).into());
         ensure!(replaced.is_some(), "{}: this file has no name: write to another file", shown());
+        ensure!(
+            !is_append_only(new.folder()),
+            "{} is append-only, so no file in it can be replaced: write to another file",
+            new.folder().display()
+        );
         if let Some(around) = inputs.directory_around(&new.path) {
             // Only the output of an earlier run can be left out of this run's input.
             let file = File::open(&new.path).during(shown)?;

@@ -289,8 +289,13 @@ impl Image {
             Some(end) if end <= self.shared.len_bytes => Ok(()),
             Some(end) if offset >= IN_BOX && end <= self.end_around(offset) => Ok(()),
             _ if offset >= IN_BOX => Error::corrupt("metadata box ends before this structure", offset),
-            _ => Err(Error::Truncated { offset, len_bytes: self.shared.len_bytes }),
+            _ => Err(self.ends_before(offset)),
         }
+    }
+
+    /// Returns the error for a structure at `offset`, which is not in the image.
+    pub(crate) fn ends_before(&self, offset: u64) -> Error {
+        Error::Truncated { offset, len_bytes: self.shared.len_bytes }
     }
 
     /// Returns the end of the image or metadata box that contains `offset`.

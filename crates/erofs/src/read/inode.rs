@@ -4,8 +4,8 @@ use super::image::Image;
 use super::superblock::Superblock;
 use crate::error::{Error, Result};
 use crate::format::{
-    DataLayout, I_ALL, I_DOT_OMITTED, I_EXTENDED, I_NLINK_1, InodeCompact, InodeExtended, NULL_ADDR, NULL_ADDR_48BIT,
-    XattrHeader, mode,
+    DataLayout, I_ALL, I_DOT_OMITTED, I_EXTENDED, I_NLINK_1, IN_BOX, InodeCompact, InodeExtended, NULL_ADDR,
+    NULL_ADDR_48BIT, XattrHeader, mode,
 };
 
 /// The kind of a file.
@@ -89,10 +89,12 @@ impl Image {
 
 impl Inode {
     pub(crate) fn read(image: &Image, nid: u64) -> Result<Self> {
-        let Some(offset) = image.superblock().inode_offset(nid) else {
-            return Error::corrupt("an inode's number is too large", image.superblock().meta_offset);
+        let offset = match image.superblock().inode_offset(nid) {
+            Some(offset) if offset < image.end_around(offset) => offset,
+            // The image may have been truncated.
+            Some(offset) if offset < IN_BOX => return Err(image.ends_before(offset)),
+            _ => return Error::corrupt("inode lies outside the image", image.superblock().meta_offset),
         };
-        image.check_range(1, offset)?;
         // One read covers both sizes. A compact inode may be at the very end of the image.
         let mut bytes = [0; InodeExtended::SIZE];
         let there = (image.end_around(offset) - offset).min(InodeExtended::SIZE as u64) as usize;

@@ -283,6 +283,13 @@ fn comments_in_maps_of_holes_are_passed_over() {
     assert!(whole.len() == 9000 && whole[5000..5100] == [1; 100]);
     let map = b"2\n5000\n100\n9000\n0\n";
     let at = bytes.windows(map.len()).position(|part| part == map).unwrap();
+    // What pads the map to a block may be any bytes.
+    for padding in [&b"x"[..], b"7\n", b"\n", b" "] {
+        let mut odd = bytes.clone();
+        let behind = &mut odd[at..at + 512][map.len()..];
+        behind.iter_mut().zip(padding.iter().cycle()).for_each(|(byte, odd)| *byte = *odd);
+        assert_eq!(content(&read_with(&odd, &ScanOptions::default()).unwrap(), "f"), whole);
+    }
     let comments = b"#!gnu-sparse-format\n#format:1.0\n";
     bytes[at..at + comments.len()].copy_from_slice(comments);
     bytes[at + comments.len()..][..map.len()].copy_from_slice(map);

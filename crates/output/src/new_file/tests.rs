@@ -3,6 +3,7 @@ use std::{
     os::unix::fs::{PermissionsExt, symlink},
 };
 
+use rustix::fs::ioctl_setflags;
 use tempfile::{NamedTempFile, TempDir};
 
 use super::*;
@@ -25,6 +26,27 @@ fn drafts(new: &NewFile) -> [Draft; 2] {
         [new.make_draft().expect("a draft"), Draft::Named(NamedTempFile::new_in(new.folder()).expect("a file"))];
     drafts.iter().for_each(|draft| draft.file().write_all(&image(9)).expect("an image"));
     drafts
+}
+
+/// A draft could not be removed there.
+#[test]
+fn nothing_is_written_to_an_append_only_directory_whose_file_would_be_replaced() {
+    const TEST: &str = "nothing_is_written_to_an_append_only_directory_whose_file_would_be_replaced";
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("out.erofs");
+    fs::write(&path, image(1)).expect("a file");
+    let set = |flags| ioctl_setflags(File::open(folder.path()).expect("the folder"), flags);
+    let flags = ioctl_getflags(File::open(folder.path()).expect("the folder"));
+    let Ok(Ok(())) = flags.map(|flags| set(flags | IFlags::APPEND)) else {
+        return pagefold_testing::skip_for_good(TEST, "not root, or the file system of /tmp has no such flag");
+    };
+    let refused = [false, true].map(|force| at(&path, force).map_err(|error| error.to_string()));
+    let other = at(&folder.path().join("new.erofs"), false).map(|new| new.replaces());
+    set(flags.expect("flags")).expect("the flags of before");
+    for refused in refused {
+        assert!(refused.as_ref().is_err_and(|error| error.contains("is append-only")), "{refused:?}");
+    }
+    assert_eq!(other.ok(), Some(false));
 }
 
 /// A file that is renewed keeps its mode, and its owner and access control list where that is
