@@ -173,7 +173,7 @@ fn directories(report: &ExtractReport) -> u64 {
     report.problems.iter().filter(|problem| is_of_directory(&problem.error)).map(|problem| problem.count).sum()
 }
 
-/// Describes what is missing: `all` files and directories, of which so many are `directories`.
+/// Describes what is missing: `all` files and directories. `directories` is the number of the latter.
 fn lacking(all: u64, directories: u64) -> String {
     let files = all.saturating_sub(directories);
     let below = match directories {
