@@ -5,7 +5,7 @@ CARGO ?= cargo
 .PHONY: demo test bench build check soak deps clean install uninstall deb
 
 # Does the main jobs on real input and shows the results. Builds the program alone and, unless it is
-# there already, without images on other hosts and without TLS: a third of the build's time.
+# there already, without images on other hosts and without TLS: a fifth of the build's time.
 demo:
 	./scripts/deps demo
 	$(CARGO) build --release --locked --package pagefold $(shell \

@@ -176,7 +176,6 @@ static SIGNATURES: &[Signature] = &[
         marks: &[Whole(behind::is_nrg)], advice: "'nrg2iso FILE STEM.iso' makes an ISO image of it" },
     Signature { name: "a compressed disc image (CSO)", kind: Kind::Foreign, extensions: &["cso", "zso"],
         marks: &[Front(headers::is_cso)], advice: "'maxcso --decompress FILE -o STEM.iso' makes an ISO image of it" },
-
     Signature { name: "a compressed disk (cloop)", kind: Kind::Foreign, extensions: &["cloop"],
         marks: &[At(0, b"#!/bin/sh\n#V2.0 Format\n"), At(0, b"#!/bin/sh\n#V3.0 Format\n"),
             At(0, b"#!/bin/sh\n#V4.0 Format\n")],

@@ -141,7 +141,7 @@ impl SourceArgs {
             }
         });
         match may_be_skipped && !self.skip_unreadable {
-            true => anyhow!("{error:#}; --skip-unreadable packs the other files"),
+            true => anyhow!("{error:#}; --skip-unreadable goes on with the other files"),
             false => error,
         }
     }

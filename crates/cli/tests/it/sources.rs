@@ -215,7 +215,7 @@ fn unreadable_files_are_left_out_on_request() {
     };
     let message = run_to_fail(&mut pack(&[]));
     assert!(message.contains("Permission denied") && message.contains(&at("tree/")), "{message}");
-    assert!(message.ends_with("; --skip-unreadable packs the other files\n"), "{message}");
+    assert!(message.ends_with("; --skip-unreadable goes on with the other files\n"), "{message}");
     assert!(!fs::exists(at("theirs/image")).expect("a folder"));
     let (_, said) = done(&mut pack(&["--skip-unreadable"]));
     // Two names of the file, the directory, and thirty more.
@@ -241,6 +241,6 @@ fn files_of_the_kernel_are_not_read_as_empty() {
     let thp = "/sys/kernel/mm/transparent_hugepage";
     if Path::new(thp).exists() {
         let message = run_to_fail(&mut folder.pack(&[thp]));
-        assert!(message.ends_with("; --skip-unreadable packs the other files\n"), "{message}");
+        assert!(message.ends_with("; --skip-unreadable goes on with the other files\n"), "{message}");
     }
 }
