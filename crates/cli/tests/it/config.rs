@@ -34,6 +34,8 @@ fn a_server_has_the_disks_of_its_file() {
         assert!(said.contains(words), "{words} is not in {said}");
     }
     assert!(!socket.exists(), "the check makes no socket");
+    let said = run(pagefold().args(["serve", "--check-config", "--size", "1M"]));
+    assert!(said.contains("iB, half of the memory of the machine"), "{said}");
     let more = ["--metrics", "9809", "--metrics", "/run/m.sock", "--vhost-user", "/run/vm", "--files", "/run/files"];
     let said = run(pagefold().args(["serve", "--check-config", "--config", &config]).args(more));
     for words in [

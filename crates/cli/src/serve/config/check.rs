@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use pagefold_control::{Batch, DiskKind, DiskRecord};
-use pagefold_server::{Manage, MemoryLimit};
+use pagefold_server::{Manage, MemoryLimit, default_limit_bytes};
 
 use super::{
     super::{
@@ -47,7 +47,8 @@ pub(in super::super) fn check(args: &Args, at_start: &AtStart) -> anyhow::Result
     })?;
     let limit = match args.memory_limit {
         None | Some(MemoryLimit::Half) => {
-            "half of the memory of the machine, of the control group or of the address space".to_owned()
+            let half = "half of the memory of the machine, of the control group or of the address space";
+            default_limit_bytes().map_or_else(|| half.to_owned(), |bytes| format!("{}, {half}", size::show(bytes)))
         }
         Some(MemoryLimit::Bytes(bytes)) => size::written(bytes),
         Some(MemoryLimit::None) => "none".to_owned(),
