@@ -17,7 +17,7 @@ use pagefold_output::{Destination, ImageFormat};
 
 use crate::destination::{draft, wrong_name};
 use crate::image::print_needed_linux;
-use crate::source::{self, SourceArgs};
+use crate::source::{self, SKIPPING, SourceArgs};
 use crate::{codec, log, progress::ProgressLine, report::misuse, size};
 
 /// Build an EROFS image, which Linux can mount
@@ -160,10 +160,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Error::Io { source, .. }
                 if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
         );
+        let may_be_skipped = matches!(&error, Error::Source { path, .. } if args.source.may_skip(path, &args.sources));
         let error = anyhow::Error::new(error);
-        match is_full {
-            true => error.context(destination.place()),
-            false => args.source.with_way_on(error, &args.sources),
+        match (is_full, may_be_skipped) {
+            (true, _) => error.context(destination.place()),
+            (_, true) => anyhow::anyhow!("{error}; {SKIPPING}"),
+            _ => error,
         }
     })?;
     drop(line);

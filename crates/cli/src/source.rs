@@ -1,15 +1,12 @@
 //! The sources on the command line from which an image is built, or with which it is compared.
 
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, ensure};
 use pagefold_base::Format;
-use pagefold_erofs::{
-    CompareReport, Difference, Error as ImageError, IdMap, IdRange, ImageFile, ScanOptions, Tree, WarningKind,
-};
+use pagefold_erofs::{CompareReport, Difference, IdMap, IdRange, ImageFile, ScanOptions, Tree, WarningKind};
 use pagefold_output::Inputs;
 use pagefold_source::{Error, Options, Platform, Warn};
 
@@ -19,8 +16,8 @@ use crate::{
     report::{misuse, print},
 };
 
-/// Errors of single files that `--skip-unreadable` leaves out.
-const SKIPPED: [ErrorKind; 3] = [ErrorKind::PermissionDenied, ErrorKind::NotFound, ErrorKind::StaleNetworkFileHandle];
+/// The way on after the error of a single file.
+pub(crate) const SKIPPING: &str = "--skip-unreadable goes on with the other files";
 
 /// What to take from sources, and how.
 #[derive(clap::Args)]
@@ -103,7 +100,8 @@ impl SourceArgs {
         let warn = Arc::new(print) as Warn;
         let tree = pagefold_source::read(sources, &options, &warn).map_err(|error| match error {
             Error::Options(_) => misuse(error),
-            error => self.with_way_on(error.into(), sources),
+            error if self.may_skip_after(&error, sources) => anyhow!("{error}; {SKIPPING}"),
+            error => error.into(),
         })?;
         warn_of(&tree);
         Ok(tree)
@@ -122,28 +120,15 @@ impl SourceArgs {
         inputs
     }
 
-    /// Adds to an error, with which packing has failed, the option that would leave out the file that
-    /// cannot be read, if there is one.
-    pub(crate) fn with_way_on(&self, error: anyhow::Error, sources: &[PathBuf]) -> anyhow::Error {
-        let below = |path: &str| {
-            let mut directories = sources.iter().filter(|source| source.is_dir());
-            directories.any(|source| path.contains(&format!("{}/", source.display().to_string().trim_end_matches('/'))))
-        };
-        let may_be_skipped = error.chain().any(|cause| {
-            let inner = || match cause.downcast_ref() {
-                Some(Error::Image(inner)) => Some(inner),
-                _ => None,
-            };
-            match cause.downcast_ref().or_else(inner) {
-                Some(ImageError::Source { path, .. }) => below(&path.display().to_string()),
-                Some(ImageError::Io { what, source }) => SKIPPED.contains(&source.kind()) && below(what),
-                _ => false,
-            }
-        });
-        match may_be_skipped && !self.skip_unreadable {
-            true => anyhow!("{error:#}; --skip-unreadable goes on with the other files"),
-            false => error,
-        }
+    /// Returns whether an option would leave out the file at `path`, which cannot be read.
+    pub(crate) fn may_skip(&self, path: &Path, sources: &[PathBuf]) -> bool {
+        !self.skip_unreadable && sources.iter().any(|source| path.starts_with(source) && source.is_dir())
+    }
+
+    /// Returns whether an option would leave out the file with this error.
+    fn may_skip_after(&self, error: &Error, sources: &[PathBuf]) -> bool {
+        let Error::Image(error) = error else { return false };
+        !self.skip_unreadable && sources.iter().any(|source| source.is_dir() && error.is_of_unreadable(source))
     }
 
     fn scan_options(&self) -> anyhow::Result<ScanOptions> {

@@ -204,7 +204,8 @@ pub(super) fn look_at(input: &Input, most_bytes: u64, end: Deadline<'_>, threads
     };
     // As many streams as CPUs write to the pool, which depends on its clients. Zeros need none.
     let least = if compressed_bytes.value > 0.0 { stream_bytes } else { 0.0 };
-    let most = if is_complete && least == 0.0 { 0.0 } else { stream_bytes * processors() };
+    let processors = thread::available_parallelism().map_or(1, usize::from) as f64;
+    let most = if is_complete && least == 0.0 { 0.0 } else { stream_bytes * processors };
     let memory_bytes = memory_bytes + Estimate::unknown(1.0, Limits { least, most });
     let batches = all.counted.iter().filter(|counted| counted.is_whole);
     Ok(Pages {
@@ -248,10 +249,6 @@ fn of_stratum(
     let counted = counted.iter().filter(|counted| counted.stratum == number && counted.of(strata) > 0);
     let measured: Vec<_> = counted.map(|counted| (counted.of(strata) as f64, figure(counted) as f64)).collect();
     Estimate::of_whole(size.value, &measured, limits)
-}
-
-fn processors() -> f64 {
-    thread::available_parallelism().map_or(1, usize::from) as f64
 }
 
 /// Returns the memory of a compression stream.

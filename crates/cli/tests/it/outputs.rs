@@ -204,6 +204,7 @@ fn no_source_is_replaced() {
         ] {
             let message = folder.refuses(pack(&[&at(source), "-o", &at(output)]).args(force));
             assert!(message.contains(what) && message.contains(&at("")), "{source}, {output}: {message}");
+            assert!(!message.contains("--skip-unreadable"), "{message}");
         }
         // Endings of other formats are refused before that.
         fs::copy(&archive, at("archive")).expect("a copy");

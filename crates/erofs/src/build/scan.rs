@@ -122,6 +122,18 @@ const ROOT: &str = ".";
 
 /// The text before the path in an error of listing a directory.
 const LISTING: &str = "listing ";
+const XATTRS: &str = "xattrs of ";
+
+impl Error {
+    /// Returns whether [`ScanOptions::skip_unreadable`] would leave out the file that had this error
+    /// while the `source`, a directory, was listed.
+    pub fn is_of_unreadable(&self, source: &Path) -> bool {
+        let Self::Io { what, source: error } = self else { return false };
+        let path = what.strip_prefix(LISTING).or_else(|| what.strip_prefix(XATTRS)).unwrap_or(what);
+        let is_below = Path::new(path).strip_prefix(source).is_ok_and(|below| !below.as_os_str().is_empty());
+        is_below && Errno::from_io_error(error).is_some() && !is_exhaustion(error)
+    }
+}
 
 /// The maximum number of directories that are kept open for the paths below them.
 const MOST_ANCHORS: u32 = 64;
@@ -322,7 +334,7 @@ impl<'a> Scanner<'a> {
             mtime_nsec: metadata.stx_mtime.tv_nsec,
             xattrs: self
                 .xattrs_of(path, here, name, metadata)
-                .map_err(|error| Error::io(format!("xattrs of {}", path.to_path_buf().display()))(error))?,
+                .map_err(|error| Error::io(format!("{XATTRS}{}", path.to_path_buf().display()))(error))?,
         })
     }
 
